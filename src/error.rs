@@ -1,0 +1,131 @@
+//! Typed errors. Every message names the bad value and what is allowed; an error leaves the cache unchanged.
+
+use std::fmt;
+
+/// Result of a core call.
+pub type Result<T> = std::result::Result<T, Error>;
+
+/// The pool an [`OutOfPages`] speaks of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum PoolName {
+    /// Pages of the full-attention group.
+    Full,
+    /// SWA pages for windows and checkpoints.
+    Swa,
+    /// SWA pages set aside for chunks longer than a window.
+    Scratch,
+}
+
+impl fmt::Display for PoolName {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            PoolName::Full => "full",
+            PoolName::Swa => "swa",
+            PoolName::Scratch => "scratch",
+        })
+    }
+}
+
+/// A request for pages that cannot be served now. Nothing was changed.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct OutOfPages {
+    /// Which budget is short.
+    pub pool: PoolName,
+    /// Pages asked for.
+    pub needed: u64,
+    /// Pages on the free list that no sequence was promised.
+    pub free: u64,
+    /// Pages that become free when running steps retire.
+    pub quarantined: u64,
+    /// Cached pages without a lease.
+    pub evictable: u64,
+    /// Pages promised to open sequences and not taken yet.
+    pub promised: u64,
+    /// Usable pages of this budget; `needed > total` can never succeed.
+    pub total: u64,
+}
+
+impl fmt::Display for OutOfPages {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(
+            f,
+            "out of {} pages: {} needed, but {} free, {} quarantined and {} evictable of {} in all, {} of them promised to open sequences",
+            self.pool, self.needed, self.free, self.quarantined, self.evictable, self.total, self.promised
+        )?;
+        if self.needed > self.total {
+            f.write_str("; this can never be served, use a larger pool or a shorter request")
+        } else if self.quarantined > 0 {
+            f.write_str("; retire the running steps and try again")
+        } else {
+            f.write_str("; finish, park or abort a sequence and try again")
+        }
+    }
+}
+
+/// Everything that can go wrong in the core.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum Error {
+    /// A value outside what is allowed.
+    #[error("{what} is {value}, allowed is {allowed}")]
+    Invalid {
+        /// Which argument.
+        what: &'static str,
+        /// The value that was given.
+        value: String,
+        /// What is allowed.
+        allowed: String,
+    },
+    /// See [`OutOfPages`].
+    #[error("{0}")]
+    OutOfPages(OutOfPages),
+    /// The call does not fit the state of the sequence or request.
+    #[error("cannot {call} a sequence that is {state}; allowed is a sequence that is {allowed}")]
+    State {
+        /// The call.
+        call: &'static str,
+        /// The state it found.
+        state: &'static str,
+        /// The state it needs.
+        allowed: &'static str,
+    },
+    /// A step or move number out of order.
+    #[error("{what} {value} is out of order, the next is {expected}")]
+    Order {
+        /// "step to fill", "step to retire", "move".
+        what: &'static str,
+        /// The number that was given.
+        value: u64,
+        /// What would be accepted.
+        expected: String,
+    },
+    /// A model configuration with missing or contradictory fields.
+    #[error("config: {0}")]
+    Config(String),
+    /// A trace line that cannot be read.
+    #[error("trace line {line}: {message}")]
+    Trace {
+        /// 1-based line number.
+        line: u64,
+        /// What is wrong with it.
+        message: String,
+    },
+    /// A file that cannot be read or written.
+    #[error("{path}: {message}")]
+    Io {
+        /// The file.
+        path: String,
+        /// The system's words.
+        message: String,
+    },
+    /// The structures contradict each other; a bug in this crate.
+    #[error("integrity: {0}")]
+    Integrity(String),
+}
+
+impl Error {
+    /// An [`Error::Invalid`].
+    pub fn invalid(what: &'static str, value: impl fmt::Display, allowed: impl fmt::Display) -> Self {
+        Error::Invalid { what, value: value.to_string(), allowed: allowed.to_string() }
+    }
+}
