@@ -7,12 +7,11 @@ SHELL := /bin/bash
 # The first interpreter that is new enough; override with `make PYTHON=...`.
 PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3.14 python3; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
-VENV := $(CURDIR)/.venv
+VENV := .venv
 BIN := $(VENV)/bin
-# The build never asks for more than the machine has, and leaves the debug symbols of the extension out.
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 RUST_SOURCES := $(shell find src -name '*.rs') Cargo.toml pyproject.toml $(wildcard Cargo.lock)
-PY_TREES := python tests
+PY_TREES := $(wildcard python tests benches)
 
 all: build
 
@@ -28,7 +27,7 @@ $(VENV)/.tools: pyproject.toml
 
 # The extension in release mode and the editable package. Done again only when a Rust source changes.
 $(VENV)/.extension: $(VENV)/.tools $(RUST_SOURCES)
-	VIRTUAL_ENV=$(VENV) $(BIN)/maturin develop --release --quiet
+	VIRTUAL_ENV=$(CURDIR)/$(VENV) $(BIN)/maturin develop --release --quiet
 	@touch $@
 
 build: $(VENV)/.extension
@@ -48,7 +47,7 @@ fmt: $(VENV)/.tools
 lint: build
 	cargo fmt --check
 	cargo clippy --quiet --all-targets -- -D warnings
-	PYO3_PYTHON=$(BIN)/python cargo clippy --quiet --lib --features python -- -D warnings
+	PYO3_PYTHON=$(CURDIR)/$(BIN)/python cargo clippy --quiet --lib --features python -- -D warnings
 	$(BIN)/ruff check $(PY_TREES)
 	$(BIN)/ruff format --check $(PY_TREES)
 	$(BIN)/mypy

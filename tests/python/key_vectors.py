@@ -109,7 +109,7 @@ def roots() -> list[dict[str, Any]]:
     """Every field of a root by itself, and all at once."""
     zero = "00" * 32
     seen = hashlib.sha256(b"a model").hexdigest()
-    base = {"fingerprint": zero, "weights": "", "adapter": "", "salt": "", "generation": 0}
+    base: dict[str, Any] = {"fingerprint": zero, "weights": "", "adapter": "", "salt": "", "generation": 0}
     changes: dict[str, dict[str, Any]] = {
         "nothing": {},
         "fingerprint": {"fingerprint": seen},
