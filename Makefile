@@ -40,13 +40,16 @@ bench: build
 
 fmt: $(VENV)/.tools
 	cargo fmt
+	cargo fmt --manifest-path fuzz/Cargo.toml
 	$(BIN)/ruff check --quiet --fix $(PY_TREES)
 	$(BIN)/ruff format --quiet $(PY_TREES)
 
 # Warnings are errors. The extension is linted as well, so PyO3 needs an interpreter to look at.
 lint: build
 	cargo fmt --check
+	cargo fmt --check --manifest-path fuzz/Cargo.toml
 	cargo clippy --quiet --all-targets -- -D warnings
+	cargo clippy --quiet --tests --features shuttle -- -D warnings
 	PYO3_PYTHON=$(CURDIR)/$(BIN)/python cargo clippy --quiet --lib --features python -- -D warnings
 	$(BIN)/ruff check $(PY_TREES)
 	$(BIN)/ruff format --check $(PY_TREES)

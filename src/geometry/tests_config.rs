@@ -175,6 +175,7 @@ fn mtp_heads_come_from_the_option_then_the_file_then_the_rule() {
     assert_eq!(heads(&with(&pro(), json!({"num_nextn_predict_layers": 1})), None).unwrap(), 1);
     assert_eq!(heads(&with(&pro(), json!({"num_nextn_predict_layers": 1})), Some(0)).unwrap(), 0);
     assert_eq!(heads(&gpt_oss(), None).unwrap(), 0);
+    assert_eq!(heads(&with(&flash_transformers(), json!({"num_nextn_predict_layers": 3})), None).unwrap(), 0);
     assert_eq!(heads(&gpt_oss(), Some(1)).unwrap(), 1);
     assert!(heads(&pro(), Some(9)).is_err());
     assert!(heads(&without(&pro(), "hidden_size"), None).is_err());
@@ -278,6 +279,7 @@ fn every_field_refuses_every_wrong_value() {
         "swa_head_dim",
         "v_head_dim",
         "swa_v_head_dim",
+        "sliding_window",
         "sliding_window_size",
         "hidden_size",
         "num_attention_heads",
@@ -287,7 +289,7 @@ fn every_field_refuses_every_wrong_value() {
         for value in &wrong {
             refused(&with(&pro(), json!({name: value})), &format!("{name} is "));
         }
-        if !name.starts_with("swa") && name != "sliding_window_size" && name != "num_attention_heads" {
+        if !name.starts_with("swa") && !name.starts_with("sliding_window") && name != "num_attention_heads" {
             refused(&without(&pro(), name), &format!("{name} is missing"));
         }
     }
