@@ -1,6 +1,7 @@
 //! How large the cache of a replay is: a capacity in words, and what it comes to in pages.
 
 use crate::error::{Error, Result};
+use crate::geometry::{Deployment, Geometry};
 
 /// What one token costs, and what its window is.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -13,6 +14,33 @@ pub struct KvBytes {
     pub swa_all: u64,
     /// W: previous tokens an SWA query needs.
     pub window: u32,
+}
+
+impl KvBytes {
+    /// Of a preset by name, for pages of `page_size` tokens.
+    pub fn of_model(name: &str, page_size: u32) -> Result<Self> {
+        Ok(Self::of(&Geometry::preset(name, Deployment { page_size, ..Deployment::default() })?))
+    }
+
+    /// Of one rank's geometry, over all KV shards.
+    pub fn of(geometry: &Geometry) -> Self {
+        let page = u64::from(geometry.page_size());
+        KvBytes {
+            full_trunk: geometry.full().map_or(0, |g| g.trunk_token_bytes()),
+            swa_trunk: geometry.swa().map_or(0, |g| g.trunk_token_bytes()),
+            swa_all: geometry.stored_swa_page_bytes() / page,
+            window: geometry.window(),
+        }
+    }
+
+    /// The SWA share to take when none is given: all or nothing with one group, else a fifth.
+    pub fn default_share(&self) -> f64 {
+        match (self.full_trunk > 0, self.swa_trunk > 0) {
+            (_, false) => 0.0,
+            (false, true) => 1.0,
+            (true, true) => 0.2,
+        }
+    }
 }
 
 /// A capacity as a user states it.

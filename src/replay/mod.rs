@@ -1,7 +1,7 @@
 //! Traces through the real core: what a cache of a given size would have hit.
 //!
 //! A trace is read twice. The first pass ([`scan`]) counts distinct block ids: that gives the hit rate of an infinite
-//! cache and turns a capacity such as `1%` into pages. The second pass ([`run()`]) sends every request through
+//! cache and turns a capacity such as `1%` into pages. The second pass ([`run()`] does both) sends every request through
 //! [`crate::cache::Cache`] as an engine would: open, reserve, fill and commit in chunks, finish. There is no second
 //! model of the cache here: whatever the core does, replay measures.
 //!
@@ -17,5 +17,5 @@ pub mod tokens;
 pub mod trace;
 
 pub use capacity::{Capacity, KvBytes, Pools};
-pub use run::{Options, Outcome, Progress, Totals, run, scan};
+pub use run::{Options, Outcome, Progress, Totals, run, run_from, scan};
 pub use trace::{Header, TraceReader, TraceRequest};

@@ -115,8 +115,7 @@ fn rate(part: u64, whole: u64) -> f64 {
 }
 
 /// The first pass: reads all of a trace and counts.
-pub fn scan(path: &Path) -> Result<Totals> {
-    let mut reader = TraceReader::open(path)?;
+pub fn scan(mut reader: TraceReader) -> Result<Totals> {
     let size = u64::from(reader.header().block_size);
     let mut ids = IdSet::new();
     let mut request = TraceRequest::default();
@@ -142,26 +141,41 @@ pub fn scan(path: &Path) -> Result<Totals> {
     })
 }
 
-/// Both passes. `progress` is called now and then; when it returns `false` the replay stops and gives `None`.
-pub fn run(path: &Path, options: &Options, mut progress: impl FnMut(Progress) -> bool) -> Result<Option<Outcome>> {
+/// Both passes over the file at `path`. `progress` is called now and then; when it returns `false` the replay stops and
+/// gives `None`.
+pub fn run(path: &Path, options: &Options, progress: impl FnMut(Progress) -> bool) -> Result<Option<Outcome>> {
+    run_from(|| TraceReader::open(path), options, progress)
+}
+
+/// Both passes over what `open` opens; it is called twice and must give the same trace.
+pub fn run_from(
+    mut open: impl FnMut() -> Result<TraceReader>,
+    options: &Options,
+    mut progress: impl FnMut(Progress) -> bool,
+) -> Result<Option<Outcome>> {
     check(options)?;
-    let totals = scan(path)?;
+    let totals = scan(open()?)?;
     let block = totals.header.block_size;
-    if block % options.page_size != 0 {
+    if !block.is_multiple_of(options.page_size) {
         let allowed = format!("a power of two that divides the trace's block of {block} tokens");
         return Err(Error::invalid("page size", options.page_size, allowed));
     }
-    let pools =
-        options.capacity.pools(&options.kv, options.swa_share, options.page_size, options.chunk, totals.unique_tokens)?;
+    let pools = options.capacity.pools(
+        &options.kv,
+        options.swa_share,
+        options.page_size,
+        options.chunk,
+        totals.unique_tokens,
+    )?;
     let mut engine = Engine::new(options, pools)?;
-    let mut reader = TraceReader::open(path)?;
+    let mut reader = open()?;
     let mut request = TraceRequest::default();
     let start = Instant::now();
     let mut now = Progress { done: 0, total: totals.requests, prompt_tokens: 0, hit_tokens: 0 };
     while reader.next_into(&mut request)? {
         engine.serve(&request, block)?;
         now.done += 1;
-        if now.done % PROGRESS_EVERY == 0 {
+        if now.done.is_multiple_of(PROGRESS_EVERY) {
             (now.prompt_tokens, now.hit_tokens) = (engine.prompt_tokens, engine.hit_tokens);
             if !progress(now) {
                 return Ok(None);
@@ -170,8 +184,8 @@ pub fn run(path: &Path, options: &Options, mut progress: impl FnMut(Progress) ->
     }
     let seconds = start.elapsed().as_secs_f64();
     if engine.prompt_tokens != totals.prompt_tokens {
-        let message = "the file changed between the first and the second reading".into();
-        return Err(Error::Io { path: path.display().to_string(), message });
+        let message = "the trace changed between the first and the second reading".into();
+        return Err(Error::Trace { line: reader.line(), message });
     }
     let stats = engine.cache.stats();
     Ok(Some(Outcome {
@@ -193,7 +207,11 @@ fn check(options: &Options) -> Result<()> {
         return Err(Error::invalid("page size", page, "a power of two from 1 to 1024"));
     }
     if options.chunk < page || options.chunk > 1 << 24 {
-        return Err(Error::invalid("chunk", options.chunk, format!("from one page, {page} tokens, to {} tokens", 1 << 24)));
+        return Err(Error::invalid(
+            "chunk",
+            options.chunk,
+            format!("from one page, {page} tokens, to {} tokens", 1 << 24),
+        ));
     }
     Ok(())
 }
@@ -238,7 +256,8 @@ impl Engine {
             0 => MAX_PROMPT - 1,
             pages => (u64::from(pages) - 1) * page,
         };
-        let swa_width = if pools.swa_pages == 0 { 0 } else { (u64::from(options.kv.window) + chunk).div_ceil(page) + 2 };
+        let swa_width =
+            if pools.swa_pages == 0 { 0 } else { (u64::from(options.kv.window) + chunk).div_ceil(page) + 2 };
         Ok(Engine {
             cache,
             page,
@@ -288,7 +307,8 @@ impl Engine {
         let (m, misses) = (report.matched, report.misses);
         let hit = report.delivered;
         // The last token is the partial page; every other token is a hit or has one cause.
-        if hit + misses.total() != head + 1 || misses.partial_page != 1 || hit > m.full_kv_match || hit % self.page != 0 {
+        if hit + misses.total() != head + 1 || misses.partial_page != 1 || hit > m.full_kv_match || hit % self.page != 0
+        {
             return Err(Error::Integrity(format!("a prompt of {} tokens was reported as {report:?}", head + 1)));
         }
         self.hit_tokens += hit;
@@ -327,3 +347,6 @@ fn add(sum: &mut Misses, part: &Misses) {
     sum.capacity += part.capacity;
     sum.never_seen += part.never_seen;
 }
+
+#[cfg(test)]
+mod tests;
