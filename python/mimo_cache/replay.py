@@ -16,7 +16,7 @@ from typing import Any
 
 from mimo_cache import _core
 
-_COARSE = (0.05, 0.1, 0.2, 0.35, 0.5, 0.7)
+_COARSE = (0.05, 0.1, 0.2, 0.35, 0.55, 0.75)
 _CAUSES = {
     "window": "full KV there, window gone",
     "last_token": "kept back so that one token is computed",
@@ -32,8 +32,8 @@ Progress = Callable[[int, int, int, int], None]
 def replay(trace: str | os.PathLike[str], **options: Any) -> dict[str, Any]:
     """Replays `trace` and returns the numbers that `mimo-cache replay --json` prints.
 
-    Options: `model` (a preset), `capacity` (`"2M"` tokens of the full pool, `"40GiB"`, `"1%"`), `swa_share` (part of the
-    bytes for SWA pages), `retention`, `policy`, `page_size`, `chunk` (tokens), `seed`, `progress(done, total,
+    Options: `model` (a preset), `capacity` (`"2M"` tokens of the full pool, `"40GiB"`, `"1%"`), `swa_share` (part of
+    the bytes for SWA pages), `retention`, `policy`, `page_size`, `chunk` (tokens), `seed`, `progress(done, total,
     prompt_tokens, hit_tokens)`. Raises `TraceError` with the line, `InvalidArgument`, or `OSError`.
     """
     return _core.replay(trace, **options)
@@ -45,8 +45,9 @@ def best_split(
     """The replay with the SWA share that hits most, found by trying.
 
     A coarse row of shares first, then `refine` rounds of halving the distance to the neighbours of the best. The result
-    also has `tried`, a list of `{"swa_share", "token_hit_rate"}` in order of share. `on_try(share, rate)` hears of each.
-    A share with which the capacity cannot work (a pool of no use) is passed over. A model with one group has no split.
+    also has `tried`, a list of `{"swa_share", "token_hit_rate"}` in order of share. `on_try(share, rate)` hears of
+    each. A share with which the capacity cannot work (a pool of no use) is passed over. A model with one group has no
+    split.
     """
     results: dict[float, dict[str, Any]] = {}
     refused: dict[float, _core.InvalidArgument] = {}
@@ -85,8 +86,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "prompt tokens in full blocks."
     )
     parser.add_argument("trace", help="JSON lines, plain or gzip; the format is in docs/replay.md")
-    parser.add_argument("--model", default="mimo-v2.5-pro", metavar="PRESET",
-        help="whose bytes and window: mimo-v2-flash, mimo-v2.5, mimo-v2.5-pro or uniform (%(default)s)")
+    parser.add_argument(
+        "--model",
+        default="mimo-v2.5-pro",
+        metavar="PRESET",
+        help="whose bytes and window: mimo-v2-flash, mimo-v2.5, mimo-v2.5-pro or uniform (%(default)s)",
+    )
     parser.add_argument(
         "--capacity",
         default="1%",
@@ -95,7 +100,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "the trunk's bytes for all unique tokens of the trace (%(default)s)",
     )
     split = parser.add_mutually_exclusive_group()
-    split.add_argument("--swa-share", type=float, metavar="S", help="part of the bytes for SWA pages, 0 to 1 (0.2)")
+    split.add_argument("--swa-share", type=float, metavar="S", help="part of the bytes for SWA pages, 0 to 1 (0.1)")
     split.add_argument("--best-split", action="store_true", help="try several SWA shares and take the best")
     parser.add_argument(
         "--retention",

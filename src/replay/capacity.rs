@@ -33,12 +33,12 @@ impl KvBytes {
         }
     }
 
-    /// The SWA share to take when none is given: all or nothing with one group, else a fifth.
+    /// The SWA share to take when none is given: all or nothing with one group, else a tenth.
     pub fn default_share(&self) -> f64 {
         match (self.full_trunk > 0, self.swa_trunk > 0) {
             (_, false) => 0.0,
             (false, true) => 1.0,
-            (true, true) => 0.2,
+            (true, true) => 0.1,
         }
     }
 }
