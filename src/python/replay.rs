@@ -21,8 +21,8 @@ pub fn register(m: &Bound<'_, PyModule>) -> PyResult<()> {
 /// Replays a trace and returns what it found as a dict of numbers; `misses` is a dict of tokens by cause.
 ///
 /// `progress(done, total, prompt_tokens, hit_tokens)` is called about ten times a second; what it raises ends the
-/// replay and is raised here, and so is the exception of a signal handler. `swa_share=None`: 0 for a model without an SWA
-/// group, else 0.1.
+/// replay and is raised here, and so is the exception of a signal handler. `swa_share=None`: 0 for a model without an
+/// SWA group, else 0.1.
 #[pyfunction]
 #[pyo3(signature = (trace, *, model, capacity, swa_share=None, retention="prompt_end+branch", policy="lru",
     page_size=64, chunk=8192, seed=0, progress=None))]
