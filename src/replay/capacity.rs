@@ -176,8 +176,8 @@ impl Capacity {
     }
 }
 
-/// Page tables are `i32`.
-const MAX_PAGES: u32 = i32::MAX as u32 - 1;
+/// Most pages of a pool, as in the core.
+const MAX_PAGES: u32 = 1 << 30;
 
 fn check_share(kv: &KvBytes, share: f64) -> Result<()> {
     let (fits, allowed) = match (kv.full_trunk > 0, kv.swa_trunk > 0) {
@@ -272,7 +272,7 @@ mod tests {
         assert!(share.pools(&PRO, 0.2, 64, 8192, 64).unwrap_err().to_string().contains("0 pages of the full pool"));
         assert!(share.pools(&PRO, 0.0001, 64, 8192, 6_400_000).unwrap_err().to_string().contains("SWA pool"));
         let huge = Capacity::FullTokens(1 << 59).pools(&PLAIN, 0.0, 1, 8192, 0);
-        assert!(huge.unwrap_err().to_string().contains("at most 2147483646 pages"));
+        assert!(huge.unwrap_err().to_string().contains("at most 1073741824 pages"));
         let swa_only = KvBytes { full_trunk: 0, ..PRO };
         assert!(Capacity::FullTokens(5000).pools(&swa_only, 1.0, 64, 8192, 0).is_err());
         assert_eq!(Capacity::Bytes(1 << 30).pools(&swa_only, 1.0, 64, 8192, 0).unwrap().full_pages, 0);

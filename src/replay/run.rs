@@ -1,18 +1,20 @@
 //! The two passes over a trace.
 
 use crate::cache::types::{CacheConfig, FillOut, Misses, RequestOptions};
-use crate::cache::{Cache, SeqId};
+use crate::cache::{Cache, MAX_TOKENS, SeqId};
 use crate::error::{Error, Result};
 use crate::policy::{PolicyKind, Retention};
 use crate::replay::capacity::{Capacity, KvBytes, Pools};
 use crate::replay::ids::IdSet;
 use crate::replay::tokens;
-use crate::replay::trace::{Header, MAX_PROMPT, TraceReader, TraceRequest};
+use crate::replay::trace::{Header, TraceReader, TraceRequest};
 use std::path::Path;
 use std::time::Instant;
 
 /// Requests between two calls of the progress function.
 const PROGRESS_EVERY: u64 = 64;
+/// Most dropped pages that the core remembers.
+const MAX_GHOSTS: u32 = 1 << 28;
 
 /// What to replay a trace through.
 #[derive(Debug, Clone)]
@@ -247,13 +249,13 @@ impl Engine {
             retention: options.retention.clone(),
             policy: options.policy,
             event_capacity: 0,
-            ghost_pages: pools.full_pages.saturating_mul(2),
+            ghost_pages: pools.full_pages.saturating_mul(2).min(MAX_GHOSTS),
             fingerprint: [0; 32],
             seed: options.seed,
             max_pinned_pages: 0,
         })?;
         let limit = match pools.full_pages {
-            0 => MAX_PROMPT - 1,
+            0 => MAX_TOKENS - 1,
             pages => (u64::from(pages) - 1) * page,
         };
         let swa_width =
@@ -262,7 +264,7 @@ impl Engine {
             cache,
             page,
             chunk,
-            limit: limit.min(MAX_PROMPT - 1),
+            limit: limit.min(MAX_TOKENS - 1),
             step: 0,
             swa_width: swa_width as usize,
             full_table: Vec::new(),
