@@ -151,11 +151,11 @@ fn interleaved_sessions_keep_their_windows_while_there_is_room() {
     let mut w = World::new(setup);
     let mut sessions: Vec<Vec<u32>> = (0..8).map(|s| words(s, 50)).collect();
     for round in 0..8 {
-        for s in 0..8 {
-            let report = w.turn(&sessions[s], 0);
-            let resumable = if round == 0 { 0 } else { (sessions[s].len() as u64 - 13) / 4 * 4 };
+        for (s, session) in sessions.iter_mut().enumerate() {
+            let report = w.turn(session, 0);
+            let resumable = if round == 0 { 0 } else { (session.len() as u64 - 13) / 4 * 4 };
             assert!(report.matched.usable >= resumable, "session {s}, round {round}: {report:?}");
-            sessions[s].extend(words(100 + 10 * round + s as u32, 13));
+            session.extend(words(100 + 10 * round + s as u32, 13));
         }
     }
 }

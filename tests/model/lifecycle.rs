@@ -11,24 +11,26 @@ use mimo_cache::key::Span;
 impl World {
     /// Dispatches one operation; those that find nothing to act on do nothing.
     pub fn run(&mut self, op: Op) {
+        // What an operation's number names; without one the operation does nothing.
+        let open = |w: &World, seq: u8| w.open_seq(seq);
         match op {
             Op::Serve { prompt, shape } => self.serve(prompt, shape),
             Op::Request { prompt } => self.request(prompt),
             Op::Peek { request } => self.peek(request),
-            Op::Open { request, credit } => drop(self.open(request, credit)),
-            Op::Drop { request } => drop(pick(request, self.waiting.len()).map(|i| self.waiting.remove(i))),
+            Op::Open { request, credit } => _ = self.open(request, credit),
+            Op::Drop { request } => _ = pick(request, self.waiting.len()).map(|i| self.waiting.remove(i)),
             Op::Advance { mask, chunk, accept, seed, shape } => self.advance(mask, chunk, accept, seed, shape),
-            Op::Reserve { seq, n } => drop(self.open_seq(seq).map(|i| self.reserve(i, self.amount(n)))),
+            Op::Reserve { seq, n } => _ = open(self, seq).map(|i| self.reserve(i, self.amount(n))),
             Op::Fill { mask, seed, compact } => self.fill(&self.masked(mask), seed, compact),
             Op::Commit { seq, rows, accept, extra, seed } => self.commit_op(seq, rows, accept, extra, seed),
-            Op::Trim { seq } => drop(self.open_seq(seq).map(|i| self.trim(i))),
+            Op::Trim { seq } => _ = open(self, seq).map(|i| self.trim(i)),
             Op::Retire => self.retire(),
-            Op::Finish { seq } => drop(self.open_seq(seq).map(|i| self.finish(i))),
-            Op::Abort { seq } => drop(pick(seq, self.seqs.len()).map(|i| self.abort(i))),
+            Op::Finish { seq } => _ = open(self, seq).map(|i| self.finish(i)),
+            Op::Abort { seq } => _ = pick(seq, self.seqs.len()).map(|i| self.abort(i)),
             Op::Fork { seq, m, credit } => {
-                drop(self.open_seq(seq).map(|i| self.fork(i, 1 + usize::from(m % 3), credit)))
+                _ = open(self, seq).map(|i| self.fork(i, 1 + usize::from(m % 3), credit));
             }
-            Op::Park { seq, store } => drop(self.open_seq(seq).map(|i| self.park(i, store))),
+            Op::Park { seq, store } => _ = open(self, seq).map(|i| self.park(i, store)),
             Op::Resume { seq, credit } => self.resume(seq, credit),
             Op::TakeCopies => self.take_copies(),
             Op::MoveDone { which } => self.move_done(which),
