@@ -75,8 +75,8 @@ class Step:
     handed: list[Handed]
 
 
-class CorruptError(Exception):
-    """Tables that cannot be used at all."""
+class RunError(Exception):
+    """The run cannot go on: tables that no kernel could use, or work that can never be served."""
 
 
 class Device:
@@ -95,13 +95,16 @@ class Device:
         for i, lane in enumerate(lanes):
             lo, end, base = lane.committed, lane.committed + lane.reserved, int(tables.base[i])
             if int(tables.lens[i]) != end:
-                raise CorruptError(f"step {number}: length {int(tables.lens[i])} for a sequence of {end} tokens")
+                raise RunError(f"step {number}: length {int(tables.lens[i])} for a sequence of {end} tokens")
             if base * width > max(0, lo - self.window):
-                raise CorruptError(f"step {number}: the SWA table of {lo} tokens starts at page {base}")
+                raise RunError(f"step {number}: the SWA table of {lo} tokens starts at page {base}")
             full, swa = Table(tables.full[i, : -(-end // width)]), Table(tables.swa[i], base)
             first, last = lo // width, -(-end // width)
             if not full.ids[first:last].all() or not swa.ids[first - base : last - base].all():
                 self.verdict.fail(f"step {number}: the null page was handed out for rows [{lo}, {end})")
+            for ids, memory in ((full.ids, self.pages.full), (swa.ids, self.pages.swa)):
+                if int(ids.min()) < 0 or int(ids.max()) >= len(memory) // width:
+                    raise RunError(f"step {number}: page ids from {ids.min()} to {ids.max()} were handed out")
             full_rows = max(lo, min(lane.write_full_from, end))
             window = (max(0, lo - self.window), lo)
             step.handed.append(

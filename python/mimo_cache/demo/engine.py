@@ -18,7 +18,7 @@ import numpy as np
 
 from .. import Key, OutOfPages, PrefixCache
 from .canary import Pages
-from .device import Buffers, Device, Verdict
+from .device import Buffers, Device, RunError, Verdict
 from .lane import Lane
 from .workload import Session, Turn
 
@@ -133,7 +133,7 @@ class Engine:
         elif self.arriving or self.sessions:
             self.now = max(self.now, min((a[0] for a in self.arriving), default=self.now))
         elif self.waiting or self.parked:
-            raise RuntimeError(
+            raise RunError(
                 f"{len(self.waiting) + len(self.parked)} requests can never be served; the pools are too small"
             )
         else:

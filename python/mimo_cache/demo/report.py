@@ -99,7 +99,7 @@ def text(r: Result) -> str:
         f"  resumed after preemption: {t.resumed_hits:,} of {t.resumed:,} tokens were still cached",
         f"  plans: {t.copies:,} page copies, {t.rebuilds:,} MTP rebuilds; {r.mirrored:,} events mirrored",
         "",
-        f"Pages by state (mean over the run; at the end)   {'full':>16}{'SWA':>18}",
+        f"Pages by state (mean over the run and at the end)  {'full':>15}{'SWA':>18}",
     ]
     for state in (*STATES, "total"):
         cells = []
@@ -109,8 +109,9 @@ def text(r: Result) -> str:
         out.append(f"  {state:<45}{cells[0]:>18}{cells[1]:>18}")
     gib = 1 << 30
     out += ["", "Bytes", f"  both pools: {r.bytes / gib:.2f} GiB, {100 * r.full_bytes / r.bytes:.0f} % of it full KV"]
-    if r.single_bytes is None or r.single_pages is None:
-        out.append("  a single-pool cache reaches this hit rate at no size")
+    if r.single_bytes is None:
+        why = "reaches this hit rate at no size" if r.verified else "is not compared with a run that has findings"
+        out.append(f"  a single-pool cache {why}")
     else:
         out.append(
             f"  a single-pool cache needs {r.single_bytes / gib:.2f} GiB for the same hit rate: "

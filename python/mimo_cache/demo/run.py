@@ -5,9 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from .. import Geometry, PrefixCache
+from .. import Geometry, MimoCacheError, PrefixCache
 from . import audit, mix, single
-from .device import CorruptError
+from .device import RunError
 from .engine import Engine, Limits, Shape
 from .report import Result
 
@@ -67,7 +67,7 @@ def run(
         mirror.apply(*cache.drain_events())
         for problem in audit.books(cache, tally) + mirror.differences(cache.snapshot()):
             verdict.fail(problem)
-    except CorruptError as error:
+    except (RunError, MimoCacheError) as error:
         seconds = time.perf_counter() - begin
         verdict.fail(str(error))
     rate = tally.hits / max(1, tally.prompt)
