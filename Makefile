@@ -1,0 +1,73 @@
+# Everything runs from a clean clone with Rust, Python 3.11 or newer and a C compiler; `make build` makes .venv.
+
+SHELL := /bin/bash
+.DELETE_ON_ERROR:
+.PHONY: all build demo test bench soak lint fmt test-rust test-python clean
+
+# The first interpreter that is new enough; override with `make PYTHON=...`.
+PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3.14 python3; do \
+	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+RUST_SOURCES := $(shell find src -name '*.rs') Cargo.toml pyproject.toml $(wildcard Cargo.lock)
+PY_TREES := $(wildcard python tests benches)
+
+all: build
+
+# Tools and the package's own needs. Done again only when pyproject.toml changes.
+$(VENV)/.tools: pyproject.toml
+	@test -n "$(PYTHON)" || { echo "no Python 3.11 or newer found; set PYTHON=/path/to/python" >&2; exit 1; }
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); \
+		echo "$(PYTHON) cannot make a virtual environment; on Debian install python3-venv" >&2; exit 1; }
+	@$(BIN)/python -c 'import tomllib; p = tomllib.load(open("pyproject.toml", "rb"))["project"]; e = p["optional-dependencies"]; \
+		print("\n".join(p["dependencies"] + e["report"] + e["dev"]))' > $(VENV)/requirements.txt
+	$(PIP) --requirement $(VENV)/requirements.txt
+	@touch $@
+
+# The extension in release mode and the editable package. Done again only when a Rust source changes.
+$(VENV)/.extension: $(VENV)/.tools $(RUST_SOURCES)
+	VIRTUAL_ENV=$(CURDIR)/$(VENV) $(BIN)/maturin develop --release --quiet
+	@touch $@
+
+build: $(VENV)/.extension
+
+demo: build
+	$(BIN)/mimo-cache demo
+
+bench: build
+	$(BIN)/mimo-cache bench tree
+
+fmt: $(VENV)/.tools
+	cargo fmt
+	$(BIN)/ruff check --quiet --fix $(PY_TREES)
+	$(BIN)/ruff format --quiet $(PY_TREES)
+
+# Warnings are errors. The extension is linted as well, so PyO3 needs an interpreter to look at.
+lint: build
+	cargo fmt --check
+	cargo clippy --quiet --all-targets -- -D warnings
+	PYO3_PYTHON=$(CURDIR)/$(BIN)/python cargo clippy --quiet --lib --features python -- -D warnings
+	$(BIN)/ruff check $(PY_TREES)
+	$(BIN)/ruff format --check $(PY_TREES)
+	$(BIN)/mypy
+	$(BIN)/python -m mypy.stubtest mimo_cache._core
+
+# Optimised, with debug assertions: every operation of the state machines checks the integrity of the whole cache.
+test-rust:
+	cargo test --profile quick
+
+test-python: build
+	$(BIN)/python -m pytest
+
+test: lint test-rust test-python
+
+# The long runs: more cases for every property, a million operations, and deliberate faults the suite must catch.
+soak: build
+	MIMO_SOAK=1 cargo test --profile quick
+	MIMO_SOAK=1 cargo test --profile quick --test soak -- --ignored --nocapture
+	MIMO_SOAK=1 $(BIN)/python -m pytest
+	$(BIN)/python tests/mutations.py
+
+clean:
+	rm -rf target $(VENV) python/mimo_cache/*.so
