@@ -160,7 +160,7 @@ impl World {
             namespace: 0,
             writer,
             prompt: length,
-            credit,
+            promised: length + credit,
             store: waiting.store,
             committed: 0,
             reserved: 0,
@@ -254,8 +254,7 @@ impl World {
                 story: s.story.clone(),
                 prefixes: s.prefixes.clone(),
                 writer: self.next_writer,
-                credit,
-                prompt: s.known(),
+                promised: s.known() + credit,
                 reserved: 0,
                 done: s.committed,
                 guess: Vec::new(),
@@ -288,7 +287,7 @@ impl World {
         self.check_admission(self.seqs[i].known() + credit, resumed);
         if resumed {
             let mut s = self.seqs.remove(i);
-            s.credit = credit;
+            s.promised = s.known() + credit;
             s.seen = Seen::default();
             self.begin(&mut s, want);
             self.seqs.insert(i, s);

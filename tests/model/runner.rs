@@ -44,7 +44,7 @@ impl World {
         let (s, stats) = (&mut self.seqs[i], self.cache.stats());
         let end = s.committed + s.reserved + n;
         if !worked {
-            let promised = end <= s.prompt + s.credit && s.reserved == 0 && n <= 1 + u64::from(self.setup.n_mtp);
+            let promised = end <= s.promised && s.reserved == 0 && n <= 1 + u64::from(self.setup.n_mtp);
             let quarantined = stats.full.quarantined + stats.swa.quarantined;
             assert!(!promised || quarantined > 0, "sequence {} was promised {n} slots up to {end}", s.writer);
             return false;
