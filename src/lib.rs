@@ -4,12 +4,13 @@
 
 pub mod cache;
 pub mod error;
-
+pub mod geometry;
 pub mod key;
 pub mod policy;
-
-
-
+pub mod pool;
+pub mod replay;
+pub mod sync;
+pub mod tree;
 
 #[cfg(feature = "python")]
 mod python;
