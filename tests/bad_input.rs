@@ -120,7 +120,8 @@ fn commits() {
     invalid(&mut w, "all rows there are", "18446744073709551615", |c| c.commit(open, u64::MAX, &[]));
     invalid(&mut w, "more rows than known tokens", "3", |c| c.commit(open, 3, &[7]));
     let good = Commit { seq: open, computed: 1, tokens: &[5] };
-    let bad = Commit { computed: 9, ..good };
+    let (other, _) = w.start(&words(8, 9), 0);
+    let bad = Commit { seq: w.seqs[other].id, computed: 9, tokens: &[] };
     invalid(&mut w, "a batch with one bad commit", "9", |c| c.commit_many(&[good, bad]));
     refused(&mut w, "a batch that names a sequence twice", |c| c.commit_many(&[good, Commit { computed: 3, ..good }]));
     assert_eq!(w.cache.tokens(open).unwrap().len(), 22, "nothing was learned");

@@ -39,6 +39,7 @@ impl World {
     pub fn reserve(&mut self, i: usize, n: u64) -> bool {
         let id = self.seqs[i].id;
         let most = self.cache.reservable(id).expect("an open sequence");
+        let before = self.check_seq(&self.seqs[i]);
         let worked = self.attempt(|w| w.cache.reserve(id, n)).is_some();
         assert_eq!(worked, n <= most, "reserve({n}) where {most} slots are reservable");
         let (s, stats) = (&mut self.seqs[i], self.cache.stats());
@@ -50,6 +51,11 @@ impl World {
             return false;
         }
         s.reserved += n;
+        let s = &self.seqs[i];
+        let after = self.check_seq(s);
+        for place in after.into_iter().filter(|p| !before.contains(p)) {
+            assert!(!self.busy(place.2), "{:?} was handed to sequence {} while in use", place.2, s.writer);
+        }
         true
     }
 
