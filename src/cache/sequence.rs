@@ -112,11 +112,14 @@ impl Seq {
     }
 
     /// First logical page whose SWA rows are still needed: by the window of the next query, by pages whose publication
-    /// waits for `n_mtp` more tokens, and by a checkpoint at the last boundary.
+    /// waits for `n_mtp` more tokens, and by a checkpoint at the last boundary, which takes a page more at the end of a
+    /// prompt that is an exact multiple of the page.
     pub(super) fn first_needed(&self, tree: &Tree) -> u32 {
         let page = u64::from(tree.page);
         let window = self.committed.saturating_sub(u64::from(tree.window + tree.n_mtp)) / page;
-        let boundary = (self.committed / page).saturating_sub(u64::from(tree.need));
+        let last = self.committed / page;
+        let due = self.exact && last == u64::from(self.prompt_end) && self.published < self.prompt_end;
+        let boundary = last.saturating_sub(u64::from(tree.need) + u64::from(due));
         window.min(boundary) as u32
     }
 
