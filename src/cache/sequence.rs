@@ -100,6 +100,12 @@ impl Seq {
         if self.lease == NIL { tree.roots[self.root].node } else { tree.slots.node(self.lease) }
     }
 
+    /// Full pages of committed and reserved positions; leased pages beyond them (p > q) are not shown yet.
+    pub(super) fn visible_table(&self, page: u64) -> &[u32] {
+        let pages = (self.committed + self.reserved).div_ceil(page) as usize;
+        &self.table[..pages.min(self.table.len())]
+    }
+
     /// Full pages promised and not taken yet.
     pub(super) fn promised(&self) -> u64 {
         if self.parked { 0 } else { self.budget.saturating_sub(self.table.len() as u64) }
