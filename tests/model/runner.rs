@@ -54,8 +54,10 @@ impl World {
         s.reserved += n;
         let s = &self.seqs[i];
         let after = self.check_seq(s);
-        for place in after.into_iter().filter(|p| !before.contains(p)) {
-            assert!(!self.busy(place.2), "{:?} was handed to sequence {} while in use", place.2, s.writer);
+        for place @ (writer, logical, page) in after {
+            let read_only = page.0 == Group::Full && logical < s.full_write_from / u64::from(self.setup.page);
+            let fresh = !read_only && !before.contains(&place);
+            assert!(!fresh || !self.busy(page), "{page:?} was handed to sequence {writer} while in use");
         }
         true
     }
@@ -72,8 +74,7 @@ impl World {
     pub fn fill(&mut self, picks: &[usize], seed: u8, compact: bool) {
         let page = u64::from(self.setup.page);
         let ends: Vec<u64> = picks.iter().map(|i| self.seqs[*i].committed + self.seqs[*i].reserved).collect();
-        let covered = picks.iter().zip(&ends).map(|(i, end)| self.seqs[*i].full_write_from.max(*end));
-        let pages = covered.max().map_or(0, |e| e.div_ceil(page)) as usize;
+        let pages = ends.iter().max().map_or(0, |e| e.div_ceil(page)) as usize;
         // The width of a compact row that engines may count on: ceil((W + slots) / page) + 2.
         let slots = picks.iter().map(|i| self.seqs[*i].reserved).max().unwrap_or(0);
         let reach = u64::from(self.setup.window) + slots;
@@ -127,11 +128,10 @@ impl World {
         }
         let (last, page) = (first + row.len() as u64, u64::from(self.setup.page));
         let window = if group == Group::Full { 0 } else { s.committed.saturating_sub(u64::from(self.setup.window)) };
-        let covered = if group == Group::Full { end.max(s.full_write_from) } else { end };
         for (column, id) in row.iter().enumerate() {
             let logical = first + column as u64;
             let listed = want.iter().find(|(l, _)| *l == logical).map_or(0, |(_, id)| *id as i32);
-            let used = (window / page..covered.div_ceil(page)).contains(&logical);
+            let used = (window / page..end.div_ceil(page)).contains(&logical);
             let wrong = *id != if used { listed } else { 0 };
             assert!(!wrong, "{group:?} page {logical} of sequence {}: {row:?} from page {first}, {want:?}", s.writer);
         }
@@ -175,7 +175,7 @@ impl World {
         }
         if self.setup.has_full() {
             let table = self.cache.full_table(s.id).expect("an open sequence");
-            for t in 0..s.committed.max(s.full_write_from) {
+            for t in 0..s.committed.max(s.full_write_from.min(s.committed + s.reserved)) {
                 s.check(&self.setup, &self.memory, (Group::Full, table[(t / page) as usize]), t);
             }
         }
