@@ -188,7 +188,7 @@ impl World {
         s.prefixes = s.story.prefixes(s.namespace);
         s.prompt = s.known();
         (s.committed, s.reserved, s.done) = (want.usable, 0, want.usable);
-        s.full_write_from = if self.setup.has_full() { want.full_kv_match } else { report.matched.full_kv_match };
+        s.full_write_from = want.full_kv_match;
         s.swa_write_from = want.usable;
         (s.settled, s.parked) = (false, false);
         self.totals.opens += 1;
@@ -199,12 +199,7 @@ impl World {
     }
 
     fn check_match(&self, found: Match, want: Match) {
-        if self.setup.has_full() {
-            assert_eq!(found, want, "what matching found, and what the dump says token by token");
-        } else {
-            assert_eq!(found.usable, want.usable, "what matching found, and what the dump says token by token");
-            assert!(found.full_kv_match >= want.full_kv_match, "{found:?}, at least {want:?}");
-        }
+        assert_eq!(found, want, "what matching found, and what the dump says token by token");
     }
 
     /// hits + misses = prompt, and each part is what its name says.
