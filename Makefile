@@ -2,7 +2,7 @@
 
 SHELL := /bin/bash
 .DELETE_ON_ERROR:
-.PHONY: all build demo test bench soak lint fmt test-rust test-python clean
+.PHONY: all build demo test bench soak fuzz lint fmt test-rust test-schedules test-python clean
 
 # The first interpreter that is new enough; override with `make PYTHON=...`.
 PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3.14 python3; do \
@@ -40,13 +40,16 @@ bench: build
 
 fmt: $(VENV)/.tools
 	cargo fmt
+	cargo fmt --manifest-path fuzz/Cargo.toml
 	$(BIN)/ruff check --quiet --fix $(PY_TREES)
 	$(BIN)/ruff format --quiet $(PY_TREES)
 
 # Warnings are errors. The extension is linted as well, so PyO3 needs an interpreter to look at.
 lint: build
 	cargo fmt --check
+	cargo fmt --check --manifest-path fuzz/Cargo.toml
 	cargo clippy --quiet --all-targets -- -D warnings
+	cargo clippy --quiet --tests --features shuttle -- -D warnings
 	PYO3_PYTHON=$(CURDIR)/$(BIN)/python cargo clippy --quiet --lib --features python -- -D warnings
 	$(BIN)/ruff check $(PY_TREES)
 	$(BIN)/ruff format --check $(PY_TREES)
@@ -57,17 +60,31 @@ lint: build
 test-rust:
 	cargo test --profile quick
 
+# Orders of locks that threads rarely meet by themselves.
+test-schedules:
+	cargo test --profile quick --features shuttle --test shuttle
+
 test-python: build
 	$(BIN)/python -m pytest
 
-test: lint test-rust test-python
+test: lint test-rust test-schedules test-python
 
-# The long runs: more cases for every property, a million operations, and deliberate faults the suite must catch.
+# The long runs: SOAK times the cases of every property, a million operations, more schedules, random bytes, and deliberate
+# faults that the suite must catch. SOAK=100 fills a night.
+SOAK ?= 10
+
 soak: build
-	MIMO_SOAK=1 cargo test --profile quick
-	MIMO_SOAK=1 cargo test --profile quick --test soak -- --ignored --nocapture
-	MIMO_SOAK=1 $(BIN)/python -m pytest
+	PROPTEST_CASES=$$((256 * $(SOAK))) MIMO_SOAK=$(SOAK) cargo test --profile quick
+	cargo test --profile quick --test soak -- --ignored --nocapture
+	MIMO_CASES=$$((300 * $(SOAK))) cargo test --profile quick --features shuttle --test shuttle
+	MIMO_SOAK=$(SOAK) $(BIN)/python -m pytest
+	@if command -v c++ >/dev/null; then $(MAKE) fuzz; else echo "no C++ compiler, so the fuzz target is left out" >&2; fi
 	$(BIN)/python tests/mutations.py
+
+# The fuzz target without coverage feedback; `cargo +nightly fuzz run operations` gives that where cargo-fuzz is installed.
+fuzz:
+	cargo build --manifest-path fuzz/Cargo.toml
+	fuzz/target/debug/operations -max_total_time=$$((10 * $(SOAK))) -rss_limit_mb=4096
 
 clean:
 	rm -rf target $(VENV) python/mimo_cache/*.so

@@ -23,7 +23,7 @@ const HUB_MTP_HEADS: u32 = 3;
 pub struct ConfigOptions {
     /// Identity for the fingerprint; `None` for a digest of the config, so that an edited file is another model.
     pub name: Option<String>,
-    /// MTP heads; `None` for the config's `num_nextn_predict_layers`, else 3 in the hub's MiMo spelling and 0 elsewhere.
+    /// MTP heads; `None` for 3 in the hub's MiMo spelling (or its `num_nextn_predict_layers`) and 0 elsewhere.
     pub mtp_heads: Option<u32>,
     /// Keys added to the hub spelling's window for the query itself: 1, or 0 for code that counts it inside.
     pub hub_window_plus: u32,
@@ -109,7 +109,7 @@ fn shape(top: Fields<'_>, f: Fields<'_>, family: Family, options: &ConfigOptions
         (true, true) => hub_window(f, options.hub_window_plus)?,
         (true, false) => other_window(f, family)?,
     };
-    let in_file = if family == Family::Mimo || hub { f.number("num_nextn_predict_layers", 0, MAX_MTP)? } else { None };
+    let in_file = if hub { f.number("num_nextn_predict_layers", 0, MAX_MTP)? } else { None };
     let by_rule = if hub && has_swa { HUB_MTP_HEADS } else { 0 };
     let mtp_heads = options.mtp_heads.or(in_file).unwrap_or(by_rule);
     let hidden_size = if mtp_heads > 0 {
@@ -245,8 +245,12 @@ fn swa_shape(f: Fields<'_>, full: KvShape, hub: bool, family: Family) -> Result<
 
 fn hub_window(f: Fields<'_>, plus: u32) -> Result<u32> {
     let min = 1 - plus;
+    let plain = f.number("sliding_window", 0, MAX_WINDOW + 1)?;
     match f.number("sliding_window_size", min, MAX_WINDOW)? {
         Some(n) => Ok(n + plus),
+        None if plain.is_none() => {
+            Err(f.error("sliding_window", "missing", "a number of tokens, as SWA layers need one"))
+        }
         None => Ok(f.required("sliding_window", min, MAX_WINDOW)? + plus),
     }
 }

@@ -1,6 +1,7 @@
 //! Reading `config.json`: every spelling, and files that are wrong on purpose.
 
 use super::*;
+use proptest::prelude::*;
 use serde_json::{Map, Value, json};
 
 fn read(config: &Value) -> Result<Geometry> {
@@ -174,6 +175,7 @@ fn mtp_heads_come_from_the_option_then_the_file_then_the_rule() {
     assert_eq!(heads(&with(&pro(), json!({"num_nextn_predict_layers": 1})), None).unwrap(), 1);
     assert_eq!(heads(&with(&pro(), json!({"num_nextn_predict_layers": 1})), Some(0)).unwrap(), 0);
     assert_eq!(heads(&gpt_oss(), None).unwrap(), 0);
+    assert_eq!(heads(&with(&flash_transformers(), json!({"num_nextn_predict_layers": 3})), None).unwrap(), 0);
     assert_eq!(heads(&gpt_oss(), Some(1)).unwrap(), 1);
     assert!(heads(&pro(), Some(9)).is_err());
     assert!(heads(&without(&pro(), "hidden_size"), None).is_err());
@@ -277,6 +279,7 @@ fn every_field_refuses_every_wrong_value() {
         "swa_head_dim",
         "v_head_dim",
         "swa_v_head_dim",
+        "sliding_window",
         "sliding_window_size",
         "hidden_size",
         "num_attention_heads",
@@ -286,7 +289,7 @@ fn every_field_refuses_every_wrong_value() {
         for value in &wrong {
             refused(&with(&pro(), json!({name: value})), &format!("{name} is "));
         }
-        if !name.starts_with("swa") && name != "sliding_window_size" && name != "num_attention_heads" {
+        if !name.starts_with("swa") && !name.starts_with("sliding_window") && name != "num_attention_heads" {
             refused(&without(&pro(), name), &format!("{name} is missing"));
         }
     }
@@ -344,4 +347,84 @@ fn texts_that_are_no_config() {
     }
     let long = with(&pro(), json!({"head_dim": "é".repeat(10_000)}));
     assert!(read(&long).unwrap_err().to_string().len() < 300);
+}
+
+/// Any JSON value of a few levels, often one that a config could hold.
+fn any_json() -> impl Strategy<Value = Value> {
+    let leaf = prop_oneof![
+        Just(Value::Null),
+        any::<bool>().prop_map(Value::from),
+        any::<i64>().prop_map(Value::from),
+        (0u32..300).prop_map(Value::from),
+        any::<f64>().prop_map(Value::from),
+        prop_oneof![
+            Just("full_attention"),
+            Just("sliding_attention"),
+            Just("gpt_oss"),
+            Just("mimo_v2"),
+            Just("gemma3")
+        ]
+        .prop_map(Value::from),
+        ".{0,8}".prop_map(Value::from),
+    ];
+    leaf.prop_recursive(2, 16, 8, |inner| {
+        prop_oneof![
+            prop::collection::vec(inner.clone(), 0..8).prop_map(Value::from),
+            prop::collection::vec((".{0,4}", inner), 0..4).prop_map(|m| Value::Object(m.into_iter().collect())),
+        ]
+    })
+}
+
+const FIELDS: [&str; 20] = [
+    "model_type",
+    "architectures",
+    "text_config",
+    "num_hidden_layers",
+    "hybrid_layer_pattern",
+    "layer_types",
+    "sliding_window_pattern",
+    "_sliding_window_pattern",
+    "sliding_window",
+    "sliding_window_size",
+    "use_sliding_window",
+    "num_key_value_heads",
+    "swa_num_key_value_heads",
+    "head_dim",
+    "v_head_dim",
+    "num_attention_heads",
+    "hidden_size",
+    "num_nextn_predict_layers",
+    "torch_dtype",
+    "kv_lora_rank",
+];
+
+proptest! {
+    /// Whatever the fields hold, a config is read or refused, and what is read gives figures without overflow.
+    #[test]
+    fn any_config_is_read_or_refused(
+        base in 0usize..5, changes in prop::collection::vec((prop::sample::select(FIELDS.to_vec()), any_json()), 0..5),
+        nested in any::<bool>(),
+    ) {
+        let mut config = [pro(), flash(), flash_transformers(), gemma(), gpt_oss()][base].clone();
+        for (name, value) in changes {
+            match config.get_mut("text_config").filter(|t| nested && t.is_object()) {
+                Some(text) => text[name] = value,
+                None => config[name] = value,
+            }
+        }
+        match read(&config) {
+            Ok(g) => {
+                prop_assert!(g.full().is_some() || g.swa().is_some());
+                prop_assert!(g.stored_full_page_bytes() + g.stored_swa_page_bytes() > 0);
+            }
+            Err(Error::Config(message)) => prop_assert!(message.contains("allowed is") && message.len() < 300, "{message}"),
+            Err(other) => prop_assert!(false, "{other:?}"),
+        }
+    }
+
+    #[test]
+    fn any_text_is_read_or_refused(text in ".{0,200}") {
+        let read = Geometry::from_config(&text, &ConfigOptions::default(), Deployment::default());
+        prop_assert!(matches!(read, Err(Error::Config(_))));
+    }
 }

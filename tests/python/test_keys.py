@@ -6,8 +6,9 @@ import re
 from pathlib import Path
 from typing import Any
 
-import key_vectors as kv
 import pytest
+
+import key_vectors as kv
 
 ROOT = Path(__file__).resolve().parents[2]
 VECTORS: dict[str, list[dict[str, Any]]] = json.loads((ROOT / "tests/vectors/keys.json").read_text())
