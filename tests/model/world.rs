@@ -190,8 +190,7 @@ impl World {
         let (first, swa) = self.cache.swa_table(s.id).expect("a live sequence");
         let mut out = Vec::new();
         if setup.has_full() {
-            let covered = end.max(s.full_write_from);
-            assert_eq!(full.len() as u64, covered.div_ceil(page), "full pages cover what is leased and reserved");
+            assert_eq!(full.len() as u64, end.div_ceil(page), "full pages cover committed + reserved");
             out.extend(full.iter().zip(0..).map(|(id, logical)| (s.writer, logical, (Group::Full, *id))));
         }
         if setup.has_swa() {
