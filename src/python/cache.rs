@@ -170,6 +170,12 @@ impl PyPrefixCache {
         self.config.scratch_pages
     }
 
+    fn swa_width(&self, slots: &Bound<'_, PyAny>) -> PyResult<u64> {
+        let slots = args::int(slots, "slots", 0, U32)?;
+        let pages = (u64::from(self.config.window) + slots).div_ceil(u64::from(self.config.page_size));
+        Ok(if self.config.swa_pages == 0 { 0 } else { pages + 2 })
+    }
+
     #[pyo3(
         signature = (tokens, key=None, spans=None, tenant=None, store=None),
         text_signature = "($self, tokens, key=None, spans=None, tenant=0, store=True)"
@@ -367,7 +373,7 @@ impl PyPrefixCache {
 
     fn mtp_record<'py>(&self, py: Python<'py>, swa_page: &Bound<'py, PyAny>) -> PyResult<Option<Bound<'py, PyAny>>> {
         let page = args::int(swa_page, "swa_page", 0, U32)? as u32;
-        let record = self.handle.call(py, 0, |cache| Ok(cache.mtp_record(page).map(<[u32]>::to_vec)))?;
+        let record = self.handle.call(py, 0, |cache| Ok(cache.mtp_record(page)))?;
         record.map(|tokens| uint32_array(py, &tokens)).transpose()
     }
 
