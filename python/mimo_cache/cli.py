@@ -1,0 +1,71 @@
+"""The command `mimo-cache`: what every subcommand has in common.
+
+Progress and logs go to stderr. With `--json` the last line of stdout is one JSON object. The exit code is 0 only when
+the result is valid. An error is one plain sentence on stderr and exit code 2, never a traceback. `docs/cli.md` is the
+contract that scripts depend on.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from collections.abc import Sequence
+from typing import NoReturn
+
+import mimo_cache
+from mimo_cache import replay
+
+
+class _Parser(argparse.ArgumentParser):
+    """A parser whose errors are one sentence."""
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: {message}; try {self.prog} --help\n")
+
+
+def parser() -> argparse.ArgumentParser:
+    """Builds the parser of the whole command."""
+    top = _Parser(prog="mimo-cache", description="KV cache for hybrid sliding-window language models.")
+    top.add_argument("--version", action="version", version=f"mimo-cache {mimo_cache.__version__}")
+    commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND", parser_class=_Parser)
+    replay.add_arguments(commands.add_parser("replay", help="a trace through a cache of a given size: its hit rate"))
+    # These two read their own arguments; they stand here for --help.
+    commands.add_parser("demo", add_help=False, help="real sessions through the cache, every page checked")
+    commands.add_parser("bench", add_help=False, help="measure the cache against its peers")
+    return top
+
+
+def _run(argv: list[str]) -> int:
+    if argv[:1] == ["demo"]:
+        from mimo_cache import demo  # noqa: PLC0415  a replay needs none of it
+
+        return demo.main(argv[1:])
+    if argv[:1] == ["bench"]:
+        from mimo_cache import bench  # noqa: PLC0415
+
+        return bench.main(argv[1:])
+    return replay.command(parser().parse_args(argv))
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs the command with `argv` (default: the process's arguments) and returns its exit code."""
+    words = list(sys.argv[1:] if argv is None else argv)
+    try:
+        code = _run(words)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # The reader of stdout left; point it elsewhere so that the interpreter's last flush cannot fail again.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except (mimo_cache.MimoCacheError, OSError) as error:
+        print(f"mimo-cache: {' '.join(str(error).split())}", file=sys.stderr)
+        return 2
+    except KeyboardInterrupt:
+        print("mimo-cache: interrupted", file=sys.stderr)
+        return 130
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

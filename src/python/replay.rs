@@ -1,0 +1,125 @@
+//! `_core.replay`: a trace through a cache of a given size, with the GIL released.
+
+use super::errors;
+use crate::error::{Error, Result};
+use crate::policy::{PolicyKind, Retention};
+use crate::replay::{Capacity, KvBytes, Options, Outcome, Progress, run};
+use pyo3::prelude::*;
+use pyo3::types::PyDict;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::PathBuf;
+use std::time::{Duration, Instant};
+
+/// Time between two calls of the progress function.
+const BEAT: Duration = Duration::from_millis(100);
+
+/// Adds the function to the module.
+pub fn register(m: &Bound<'_, PyModule>) -> PyResult<()> {
+    m.add_function(wrap_pyfunction!(replay, m)?)
+}
+
+/// Replays a trace and returns what it found as a dict of numbers; `misses` is a dict of tokens by cause.
+///
+/// `progress(done, total, prompt_tokens, hit_tokens)` is called about ten times a second; what it raises ends the
+/// replay and is raised here, and so is the exception of a signal handler. `swa_share=None`: 0 for a model without an
+/// SWA group, else 0.1.
+#[pyfunction]
+#[pyo3(signature = (trace, *, model, capacity, swa_share=None, retention="prompt_end+branch", policy="lru",
+    page_size=64, chunk=8192, seed=0, progress=None))]
+#[allow(clippy::too_many_arguments)]
+fn replay<'py>(
+    py: Python<'py>,
+    trace: PathBuf,
+    model: &str,
+    capacity: &str,
+    swa_share: Option<f64>,
+    retention: &str,
+    policy: &str,
+    page_size: u32,
+    chunk: u32,
+    seed: u64,
+    progress: Option<Py<PyAny>>,
+) -> PyResult<Bound<'py, PyDict>> {
+    let options = (|| -> Result<Options> {
+        let kv = KvBytes::of_model(model, page_size)?;
+        Ok(Options {
+            kv,
+            capacity: Capacity::parse(capacity)?,
+            swa_share: swa_share.unwrap_or_else(|| kv.default_share()),
+            retention: Retention::parse(retention)?,
+            policy: PolicyKind::parse(policy)?,
+            page_size,
+            chunk,
+            seed,
+        })
+    })()
+    .map_err(|e| errors::to_py(py, e))?;
+
+    let mut raised: Option<PyErr> = None;
+    let mut last = Instant::now();
+    let outcome = py.detach(|| {
+        let on_progress = |now: Progress| {
+            if last.elapsed() < BEAT {
+                return true;
+            }
+            last = Instant::now();
+            let result = Python::attach(|py| -> PyResult<()> {
+                py.check_signals()?;
+                if let Some(progress) = &progress {
+                    progress.call1(py, (now.done, now.total, now.prompt_tokens, now.hit_tokens))?;
+                }
+                Ok(())
+            });
+            raised = result.err();
+            raised.is_none()
+        };
+        // Whatever a trace made the core do, no panic may reach Python.
+        catch_unwind(AssertUnwindSafe(|| run(&trace, &options, on_progress)))
+            .unwrap_or_else(|_| Err(Error::Integrity("the replay panicked".into())))
+    });
+    if let Some(error) = raised {
+        return Err(error);
+    }
+    match outcome {
+        Ok(Some(outcome)) => to_dict(py, &options, &outcome),
+        Ok(None) => Err(errors::to_py(py, Error::Integrity("the replay stopped without being asked to".into()))),
+        Err(error) => Err(errors::to_py(py, error)),
+    }
+}
+
+fn to_dict<'py>(py: Python<'py>, options: &Options, outcome: &Outcome) -> PyResult<Bound<'py, PyDict>> {
+    let (totals, pools) = (&outcome.totals, &outcome.pools);
+    let misses = PyDict::new(py);
+    for (cause, tokens) in outcome.misses.items() {
+        // Partial blocks are outside a replay.
+        if cause != "partial_page" {
+            misses.set_item(cause, tokens)?;
+        }
+    }
+    let out = PyDict::new(py);
+    out.set_item("token_hit_rate", outcome.token_hit_rate())?;
+    out.set_item("ceiling", totals.ceiling())?;
+    out.set_item("full_kv_hit_rate", outcome.full_kv_hit_rate())?;
+    out.set_item("requests_per_second", outcome.requests_per_second())?;
+    out.set_item("swa_bytes_share", pools.swa_bytes_share())?;
+    out.set_item("misses", misses)?;
+    out.set_item("requests", totals.requests)?;
+    out.set_item("requests_promised", totals.header.requests)?;
+    out.set_item("prompt_tokens", totals.prompt_tokens)?;
+    out.set_item("hit_tokens", outcome.hit_tokens)?;
+    out.set_item("full_kv_tokens", outcome.full_kv_tokens)?;
+    out.set_item("partial_tokens", totals.partial_tokens)?;
+    out.set_item("unique_tokens", totals.unique_tokens)?;
+    out.set_item("swa_share", options.swa_share)?;
+    out.set_item("full_pages", pools.full_pages)?;
+    out.set_item("swa_pages", pools.swa_pages)?;
+    out.set_item("scratch_pages", pools.scratch_pages)?;
+    out.set_item("full_bytes", pools.full_bytes)?;
+    out.set_item("swa_bytes", pools.swa_bytes)?;
+    out.set_item("scratch_bytes", pools.scratch_bytes)?;
+    out.set_item("checkpoints", outcome.checkpoints)?;
+    out.set_item("checkpoints_evicted", outcome.checkpoints_evicted)?;
+    out.set_item("full_evicted", outcome.full_evicted)?;
+    out.set_item("seconds", outcome.seconds)?;
+    Ok(out)
+}

@@ -1,0 +1,177 @@
+"""The contract of the command line: streams, exit codes, sentences."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import mimo_cache
+import pytest
+from mimo_cache import cli
+
+HEADER = {"block_size": 64, "requests": 3, "name": "small"}
+REQUESTS = [
+    {"t": 0, "s": 1, "i": 640, "o": 9, "h": [[0, 10]]},
+    {"t": 5, "s": 1, "i": 800, "o": 9, "h": [[0, 10], [20, 2]]},
+    {"t": 9, "s": 2, "i": 70, "o": 9, "h": [[40, 1]]},
+]
+
+
+def write(path: Path, lines: list[object]) -> Path:
+    text = "".join((line if isinstance(line, str) else json.dumps(line)) + "\n" for line in lines)
+    path.write_bytes(gzip.compress(text.encode()) if path.suffix == ".gz" else text.encode())
+    return path
+
+
+@pytest.fixture
+def trace(tmp_path: Path) -> Path:
+    return write(tmp_path / "small.jsonl.gz", [HEADER, *REQUESTS])
+
+
+def run(capsys: pytest.CaptureFixture[str], *words: object) -> tuple[int, str, str]:
+    try:
+        code = cli.main([str(word) for word in words])
+    except SystemExit as stop:
+        code = int(stop.code or 0)
+    out, err = capsys.readouterr()
+    return code, out, err
+
+
+def fails(capsys: pytest.CaptureFixture[str], *words: object) -> str:
+    """The sentence of a command that must fail as the contract says."""
+    code, out, err = run(capsys, *words)
+    assert code == 2
+    assert out == ""
+    assert err.startswith("mimo-cache")
+    assert err.count("\n") == 1
+    assert "Traceback" not in err
+    return err
+
+
+def test_json_is_the_last_line_of_stdout(capsys: pytest.CaptureFixture[str], trace: Path) -> None:
+    code, out, err = run(capsys, "replay", trace, "--capacity", "1M", "--json")
+    assert code == 0
+    assert err == ""
+    result = json.loads(out.splitlines()[-1])
+    for key in ("token_hit_rate", "ceiling", "full_kv_hit_rate", "requests_per_second", "swa_bytes_share"):
+        assert isinstance(result[key], float), key
+    assert result["requests"] == 3
+    assert result["prompt_tokens"] == 23 * 64
+    assert result["hit_tokens"] == 10 * 64
+    assert result["unique_tokens"] == 13 * 64
+    assert result["token_hit_rate"] == pytest.approx(10 / 23)
+    assert result["ceiling"] == pytest.approx(10 / 23)
+    assert result["hit_tokens"] + sum(result["misses"].values()) == result["prompt_tokens"]
+    assert result["misses"]["never_seen"] == 13 * 64
+
+
+def test_the_table_names_every_cause(capsys: pytest.CaptureFixture[str], trace: Path) -> None:
+    code, out, _ = run(capsys, "replay", trace, "--capacity", "1M")
+    assert code == 0
+    for word in ("token hit rate", "ceiling", "scratch", "outside the capacity", "never_seen", "window", "evicted"):
+        assert word in out
+
+
+def test_best_split_states_the_share(capsys: pytest.CaptureFixture[str], trace: Path) -> None:
+    code, out, err = run(capsys, "replay", trace, "--capacity", "4GiB", "--best-split", "--json")
+    assert code == 0
+    result = json.loads(out.splitlines()[-1])
+    shares = [t["swa_share"] for t in result["tried"]]
+    assert len(shares) >= 6
+    assert result["swa_share"] in shares
+    assert result["token_hit_rate"] == max(t["token_hit_rate"] for t in result["tried"])
+    assert f"SWA share {result['swa_share']:g}: token hit rate" in err
+
+
+def test_best_split_of_a_model_with_one_group(capsys: pytest.CaptureFixture[str], trace: Path) -> None:
+    code, out, _ = run(capsys, "replay", trace, "--capacity", "1M", "--model", "uniform", "--best-split", "--json")
+    assert code == 0
+    result = json.loads(out)
+    assert result["swa_pages"] == result["scratch_pages"] == result["swa_bytes_share"] == 0
+    assert result["token_hit_rate"] == result["full_kv_hit_rate"] == pytest.approx(10 / 23)
+
+
+def test_a_header_that_promises_more_is_a_warning(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    code, _, err = run(capsys, "replay", write(tmp_path / "cut.jsonl", [HEADER, REQUESTS[0]]), "--capacity", "1M")
+    assert code == 0
+    assert "the header speaks of 3 requests, the file has 1" in err
+
+
+@pytest.mark.parametrize(
+    ("words", "part"),
+    [
+        ([], "COMMAND"),
+        (["fly"], "fly"),
+        (["replay"], "trace"),
+        (["replay", "TRACE", "--page-size", "x"], "page-size"),
+        (["replay", "TRACE", "--page-size", "3"], "page"),
+        (["replay", "TRACE", "--page-size", "-64"], "-64"),
+        (["replay", "TRACE", "--page-size", str(2**64)], str(2**64)),
+        (["replay", "TRACE", "--page-size", "128"], "128"),
+        (["replay", "TRACE", "--chunk", "0"], "chunk is 0"),
+        (["replay", "TRACE", "--capacity", "lots"], '"lots"'),
+        (["replay", "TRACE", "--capacity", "0%"], '"0%"'),
+        (["replay", "TRACE", "--capacity", "1%"], "pages"),
+        (["replay", "TRACE", "--swa-share", "2"], "SWA share is 2"),
+        (["replay", "TRACE", "--swa-share", "nan"], "SWA share is NaN"),
+        (["replay", "TRACE", "--swa-share", "0.2", "--best-split"], "not allowed with"),
+        (["replay", "TRACE", "--model", "gpt-9"], "gpt-9"),
+        (["replay", "TRACE", "--model", "uniform", "--swa-share", "0.2"], "0 for a model without an SWA group"),
+        (["replay", "TRACE", "--retention", "all"], "retention"),
+        (["replay", "TRACE", "--policy", "magic"], "magic"),
+        (["replay", "no/such/file"], "no/such/file"),
+        (["replay", "."], "not a regular file"),
+    ],
+)
+def test_mistakes_are_one_sentence(
+    capsys: pytest.CaptureFixture[str], trace: Path, words: list[str], part: str
+) -> None:
+    assert part in fails(capsys, *[trace if word == "TRACE" else word for word in words])
+
+
+@pytest.mark.parametrize(
+    ("lines", "number"),
+    [
+        ([], 1),
+        ([REQUESTS[0]], 1),
+        ([HEADER], 2),
+        ([HEADER, REQUESTS[0], '{"t": 5'], 3),
+        ([HEADER, REQUESTS[1], REQUESTS[0]], 3),
+        ([HEADER, *REQUESTS, {"t": 9, "s": 2, "i": 70, "o": 9, "h": [[-40, 1]]}], 5),
+        ([HEADER, *REQUESTS, {"t": 9, "s": 2, "i": 70, "o": 9, "h": [[40, 2]]}], 5),
+    ],
+)
+def test_a_broken_trace_is_named_by_line(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, lines: list[object], number: int
+) -> None:
+    for name in ("broken.jsonl", "broken.jsonl.gz"):
+        err = fails(capsys, "replay", write(tmp_path / name, lines), "--capacity", "1M")
+        assert f"trace line {number}: " in err
+
+
+def test_a_cut_gzip_is_named_by_line(capsys: pytest.CaptureFixture[str], trace: Path) -> None:
+    trace.write_bytes(trace.read_bytes()[:-20])
+    assert "trace line " in fails(capsys, "replay", trace)
+
+
+def test_version_and_help(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(capsys, "--version") == (0, f"mimo-cache {mimo_cache.__version__}\n", "")
+    for words in (["--help"], ["replay", "--help"]):
+        code, out, err = run(capsys, *words)
+        assert code == 0
+        assert err == ""
+        assert "replay" in out
+
+
+def test_a_reader_that_leaves_is_no_traceback(trace: Path) -> None:
+    command = [sys.executable, "-m", "mimo_cache.cli", "replay", str(trace), "--capacity", "1M"]
+    read, write_end = os.pipe()
+    os.close(read)
+    done = subprocess.run(command, stdout=write_end, stderr=subprocess.PIPE, check=False, timeout=60)
+    os.close(write_end)
+    assert done.returncode == 1
+    assert done.stderr == b""
