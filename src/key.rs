@@ -125,3 +125,121 @@ pub fn page_key(parent: &[u8; 32], tokens: &[u32], spans: impl Iterator<Item = P
     }
     h.finalize().into()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+    use std::collections::HashSet;
+
+    fn span(start: u64, len: u64, content: u8) -> Span {
+        Span { start, len, hash: [content; 32] }
+    }
+
+    #[test]
+    fn names_are_bounded() {
+        let long = vec![0; MAX_NAME + 1];
+        assert!(Key { salt: vec![0; MAX_NAME], adapter: vec![1; MAX_NAME] }.validate().is_ok());
+        let message = Key { salt: long.clone(), ..Key::default() }.validate().unwrap_err().to_string();
+        assert_eq!(message, "salt is 4097 bytes long, allowed is at most 4096 bytes");
+        let message = Key { adapter: long, ..Key::default() }.validate().unwrap_err().to_string();
+        assert_eq!(message, "adapter is 4097 bytes long, allowed is at most 4096 bytes");
+    }
+
+    #[test]
+    fn spans_that_are_wrong_are_named() {
+        assert!(validate_spans(&[], 0).is_ok());
+        assert!(validate_spans(&[span(0, 3, 1), span(3, 7, 1)], 10).is_ok());
+        let cases = [
+            vec![span(2, 0, 1)],
+            vec![span(0, 11, 1)],
+            vec![span(10, 1, 1)],
+            vec![span(5, 2, 1), span(0, 2, 1)],
+            vec![span(0, 3, 1), span(2, 2, 1)],
+            vec![span(u64::MAX, 1, 1)],
+            vec![span(1, u64::MAX, 1)],
+        ];
+        for spans in cases {
+            let last = spans.last().unwrap();
+            let message = validate_spans(&spans, 10).unwrap_err().to_string();
+            assert!(
+                message.starts_with(&format!("span is ({}, {}), allowed is sorted", last.start, last.len)),
+                "{message}"
+            );
+        }
+        let many = vec![span(0, 1, 1); MAX_SPANS + 1];
+        assert!(validate_spans(&many, 10).unwrap_err().to_string().starts_with("number of spans is 65537"));
+    }
+
+    /// Root keys of namespaces that differ in one thing, or in where a byte belongs.
+    #[test]
+    fn namespaces_have_keys_of_their_own() {
+        let key = |salt: &[u8], adapter: &[u8]| Key { salt: salt.to_vec(), adapter: adapter.to_vec() };
+        let roots = [
+            root_key(&[0; 32], b"", &key(b"", b""), 0),
+            root_key(&[1; 32], b"", &key(b"", b""), 0),
+            root_key(&[0; 32], b"a", &key(b"", b""), 0),
+            root_key(&[0; 32], b"", &key(b"a", b""), 0),
+            root_key(&[0; 32], b"", &key(b"", b"a"), 0),
+            root_key(&[0; 32], b"", &key(b"a", b"a"), 0),
+            root_key(&[0; 32], b"", &key(b"aa", b""), 0),
+            root_key(&[0; 32], b"", &key(b"\0", b""), 0),
+            root_key(&[0; 32], b"", &key(b"", b""), 1),
+            root_key(&[0; 32], b"", &key(b"", b""), 1 << 32),
+        ];
+        assert_eq!(roots.iter().collect::<HashSet<_>>().len(), roots.len());
+    }
+
+    proptest! {
+        /// Against one look at every token of every page.
+        #[test]
+        fn page_spans_are_those_of_the_tokens(
+            gaps in prop::collection::vec((0u64..5, 1u64..12), 0..6), log_page in 0u32..5, page in 0u64..8,
+        ) {
+            let mut end = 0;
+            let spans: Vec<Span> = gaps.iter().enumerate().map(|(i, (gap, len))| {
+                let start = end + gap;
+                end = start + len;
+                span(start, *len, i as u8)
+            }).collect();
+            let size = 1u32 << log_page;
+            let mut by_token: Vec<PageSpan> = Vec::new();
+            for at in 0..size {
+                let position = page * u64::from(size) + u64::from(at);
+                let Some(s) = spans.iter().find(|s| (s.start..s.start + s.len).contains(&position)) else { continue };
+                match by_token.last_mut() {
+                    Some(last) if last.hash == s.hash => last.count += 1,
+                    _ => by_token.push(PageSpan { at, offset: position - s.start, count: 1, hash: s.hash }),
+                }
+            }
+            prop_assert_eq!(page_spans(&spans, page, size).collect::<Vec<_>>(), by_token);
+        }
+
+        /// Any change of the parent, a token, the number of tokens or a span changes the key.
+        #[test]
+        fn every_bit_of_a_page_counts(
+            tokens in prop::collection::vec(any::<u32>(), 1..9), at in any::<prop::sample::Index>(), bit in 0u32..32,
+        ) {
+            let one = PageSpan { at: 0, offset: 3, count: 1, hash: [7; 32] };
+            let key = page_key(&[0; 32], &tokens, [one].into_iter());
+            let mut other = tokens.clone();
+            other[at.index(tokens.len())] ^= 1 << bit;
+            let mut longer = tokens.clone();
+            longer.push(0);
+            let mut parent = [0; 32];
+            parent[bit as usize] = 1;
+            let variants = [
+                page_key(&[0; 32], &other, [one].into_iter()),
+                page_key(&[0; 32], &longer, [one].into_iter()),
+                page_key(&parent, &tokens, [one].into_iter()),
+                page_key(&[0; 32], &tokens, std::iter::empty()),
+                page_key(&[0; 32], &tokens, [one, one].into_iter()),
+                page_key(&[0; 32], &tokens, [PageSpan { at: 1, ..one }].into_iter()),
+                page_key(&[0; 32], &tokens, [PageSpan { offset: 4, ..one }].into_iter()),
+                page_key(&[0; 32], &tokens, [PageSpan { count: 2, ..one }].into_iter()),
+                page_key(&[0; 32], &tokens, [PageSpan { hash: [8; 32], ..one }].into_iter()),
+            ];
+            prop_assert!(variants.iter().all(|v| *v != key));
+        }
+    }
+}

@@ -1,0 +1,815 @@
+"""The compiled core of `mimo_cache`. Import its names from `mimo_cache`.
+
+Sizes are in tokens or pages unless a name says bytes. Every error derives from `MimoCacheError` and leaves the cache as
+it was. Integer arguments take an `int` or anything with `__index__`, but no `bool`; a value outside the stated range is
+an `InvalidArgument`.
+"""
+
+import os
+from collections.abc import Sequence as AbstractSequence
+from types import TracebackType
+from typing import Any, Literal, Protocol, SupportsIndex, TypeAlias, final, type_check_only
+
+import numpy as np
+import numpy.typing as npt
+
+@type_check_only
+class _Buffer(Protocol):
+    """An object of the buffer protocol."""
+
+    def __buffer__(self, flags: int, /) -> memoryview: ...
+
+@type_check_only
+class _Tensor(Protocol):
+    """A torch CPU tensor, or another object that numpy can see as an array."""
+
+    def __array__(self) -> npt.NDArray[Any]: ...
+
+# Token ids from 0 to 2^32 - 1: a list or tuple of ints, or a one-dimensional integer array of any width and stride
+# (numpy, torch CPU tensor, any buffer). Contiguous int32 and uint32 memory is read where it lies, anything else is
+# converted. Negative ids, floats, bools, strings, bytes and more than one axis are refused.
+_Tokens: TypeAlias = list[int] | tuple[int, ...] | npt.NDArray[np.integer[Any]] | _Buffer | _Tensor
+# A writable, C-contiguous int32 array: numpy, torch CPU tensor (pinned ones too) or another buffer.
+_Out: TypeAlias = npt.NDArray[np.int32] | _Buffer | _Tensor
+# Multimodal spans (start, len, SHA-256 digest of the content), sorted and disjoint.
+_Spans: TypeAlias = list[tuple[int, int, bytes]] | tuple[tuple[int, int, bytes], ...]
+
+__version__: str
+
+class MimoCacheError(Exception):
+    """Base of every error of this package."""
+
+class InvalidArgument(MimoCacheError, ValueError):
+    """A value outside what is allowed."""
+
+    what: str
+    """Which argument."""
+    value: str
+    """The value, or what is wrong with it, as text."""
+    allowed: str
+    """What is allowed."""
+
+class OutOfPages(MimoCacheError):
+    """Pages that cannot be served now; nothing was changed. `needed > total` can never succeed."""
+
+    pool: str
+    """"full", "swa" (windows and checkpoints) or "scratch" (chunk pages beyond the window)."""
+    needed: int
+    """Pages asked for."""
+    free: int
+    """Free pages that no sequence was promised."""
+    quarantined: int
+    """Pages that become free when running steps retire."""
+    evictable: int
+    """Cached pages without a lease."""
+    promised: int
+    """Pages promised to open sequences and not taken yet."""
+    total: int
+    """Usable pages of this budget."""
+
+class SequenceStateError(MimoCacheError):
+    """The call does not fit the state of the sequence or request."""
+
+    call: str
+    """The call."""
+    state: str
+    """The state it found."""
+    allowed: str
+    """The state it needs."""
+
+class StepOrderError(MimoCacheError):
+    """A step or move number out of order."""
+
+    what: str
+    """Which number."""
+    value: int
+    """The number that was given."""
+    expected: str
+    """What would be accepted."""
+
+class ConfigError(MimoCacheError, ValueError):
+    """A model configuration with missing or contradictory fields."""
+
+class TraceError(MimoCacheError, ValueError):
+    """A trace line that cannot be read."""
+
+    line: int
+    """Its number, from 1."""
+
+class FileError(MimoCacheError, OSError):
+    """A file that cannot be read or written."""
+
+class IntegrityError(MimoCacheError):
+    """The cache's structures contradict each other, or a call failed inside it: a bug in this package.
+
+    After a call failed inside a cache, every further call on that cache is refused with this error.
+    """
+
+class ForkedProcessError(MimoCacheError):
+    """A cache of the parent process was used in a forked child. Create the cache in the process that uses it."""
+
+@final
+class KvGroup:
+    """The layers of one lifetime on one pipeline stage. Figures without "rank" count every KV head once."""
+
+    @property
+    def layers(self) -> int:
+        """Trunk layers."""
+    @property
+    def mtp_layers(self) -> int:
+        """MTP heads, which are layers beside the trunk."""
+    @property
+    def heads(self) -> int:
+        """KV heads of each layer."""
+    @property
+    def k_dim(self) -> int:
+        """Dimension of K per head."""
+    @property
+    def v_dim(self) -> int:
+        """Dimension of V per head."""
+    @property
+    def rank_heads(self) -> tuple[int, int]:
+        """First and one past the last KV head of this rank."""
+    @property
+    def shards(self) -> int:
+        """Different shards of the heads: ranks, or heads when there are fewer heads than ranks."""
+    @property
+    def replication(self) -> int:
+        """Ranks that hold the same heads."""
+    @property
+    def trunk_token_bytes(self) -> int:
+        """Bytes per token of the trunk layers."""
+    @property
+    def mtp_token_bytes(self) -> int:
+        """Bytes per token of the MTP heads."""
+    @property
+    def token_bytes(self) -> int:
+        """Bytes per token of trunk and MTP."""
+    @property
+    def trunk_page_bytes(self) -> int:
+        """Bytes per page of the trunk layers."""
+    @property
+    def page_bytes(self) -> int:
+        """Bytes per page of trunk and MTP."""
+    @property
+    def rank_token_bytes(self) -> int:
+        """Bytes per token of trunk and MTP on one tensor-parallel rank."""
+    @property
+    def rank_page_bytes(self) -> int:
+        """Bytes per page of trunk and MTP on one tensor-parallel rank."""
+    def __eq__(self, other: object, /) -> bool: ...
+    def __ne__(self, other: object, /) -> bool: ...
+
+@final
+class Geometry:
+    """Shape of a model's KV (layers, groups, heads) under a deployment (page size, KV dtype, rank, stage). Immutable.
+
+    The deployment arguments are those of every constructor:
+
+    - `page_size`: tokens per page, a power of two from 1 to 1024.
+    - `kv_dtype`: dtype of stored KV, else the model's: "bf16", "fp16", "fp32", "fp8_e4m3" or "fp8_e5m2", the last two
+      with ":model", ":token" or ":page" for where their scales live.
+    - `tp_size`, `tp_rank`: tensor-parallel ranks that share the KV heads, and this one.
+    - `layer_range`: first and one past the last trunk layer of this pipeline stage.
+    - `layout`: number of the byte layout of a page. `extent_pages`: pages that a remote tier places together.
+    """
+
+    PRESETS: tuple[str, str, str, str]
+    """Names that `preset` knows."""
+
+    def __new__(
+        cls,
+        *,
+        name: str,
+        layers: list[str] | tuple[str, ...],
+        full: tuple[int, int, int] | None = None,
+        swa: tuple[int, int, int] | None = None,
+        window_keys: int = 0,
+        mtp_heads: int = 0,
+        hidden_size: int = 0,
+        dtype: str = "bf16",
+        page_size: int = 64,
+        kv_dtype: str | None = None,
+        tp_size: int = 1,
+        tp_rank: int = 0,
+        layer_range: tuple[int, int] | None = None,
+        layout: int = 1,
+        extent_pages: int = 16,
+    ) -> Geometry:
+        """A model given field by field.
+
+        `layers` names the kind of every trunk layer, "full" or "swa". `full` and `swa` are (KV heads, K dimension, V
+        dimension) of such layers. `window_keys` counts the keys an SWA query sees, itself included. Raises
+        `ConfigError` for fields that contradict each other.
+        """
+    @staticmethod
+    def preset(
+        name: str,
+        *,
+        page_size: int = 64,
+        kv_dtype: str | None = None,
+        tp_size: int = 1,
+        tp_rank: int = 0,
+        layer_range: tuple[int, int] | None = None,
+        layout: int = 1,
+        extent_pages: int = 16,
+    ) -> Geometry:
+        """One of `PRESETS`. Raises `ConfigError` for another name."""
+    @staticmethod
+    def from_config(
+        config: str | bytes | dict[str, Any],
+        *,
+        name: str | None = None,
+        mtp_heads: int | None = None,
+        hub_window_plus: int = 1,
+        page_size: int = 64,
+        kv_dtype: str | None = None,
+        tp_size: int = 1,
+        tp_rank: int = 0,
+        layer_range: tuple[int, int] | None = None,
+        layout: int = 1,
+        extent_pages: int = 16,
+    ) -> Geometry:
+        """From the text of a hub `config.json`, or the dict read from it.
+
+        `name` is the model's identity in the fingerprint (default: a digest of the config). `mtp_heads` overrides what
+        the config says. `hub_window_plus` is what the hub spelling's window leaves out: 1 key, the query's own, or 0.
+        Raises `ConfigError` that names the field, its value and what is allowed.
+        """
+    @staticmethod
+    def from_file(
+        path: str | os.PathLike[str],
+        *,
+        name: str | None = None,
+        mtp_heads: int | None = None,
+        hub_window_plus: int = 1,
+        page_size: int = 64,
+        kv_dtype: str | None = None,
+        tp_size: int = 1,
+        tp_rank: int = 0,
+        layer_range: tuple[int, int] | None = None,
+        layout: int = 1,
+        extent_pages: int = 16,
+    ) -> Geometry:
+        """As `from_config`, from a file. Raises `FileError` when it cannot be read."""
+    @property
+    def name(self) -> str:
+        """Identity of the model."""
+    @property
+    def layers(self) -> list[str]:
+        """Kind of every trunk layer, "full" or "swa"."""
+    @property
+    def layer_range(self) -> tuple[int, int]:
+        """First and one past the last trunk layer of this stage."""
+    @property
+    def is_last_stage(self) -> bool:
+        """This stage computes the last trunk layer, and so the MTP heads."""
+    @property
+    def dtype(self) -> str:
+        """KV dtype in force."""
+    @property
+    def hidden_size(self) -> int:
+        """Width of the trunk's hidden state."""
+    @property
+    def tp_size(self) -> int:
+        """Tensor-parallel ranks."""
+    @property
+    def tp_rank(self) -> int:
+        """This rank."""
+    @property
+    def page_size(self) -> int:
+        """Tokens per page."""
+    @property
+    def window_keys(self) -> int:
+        """Keys an SWA query sees, itself included; 0 without SWA layers."""
+    @property
+    def window(self) -> int:
+        """W: previous tokens an SWA query needs, `window_keys - 1`; 0 without SWA layers."""
+    @property
+    def mtp_heads(self) -> int:
+        """MTP heads of the model."""
+    @property
+    def full(self) -> KvGroup | None:
+        """The full-attention group on this stage."""
+    @property
+    def swa(self) -> KvGroup | None:
+        """The SWA group on this stage with its MTP heads."""
+    @property
+    def fingerprint(self) -> bytes:
+        """32 bytes over everything that decides what a page's bytes mean; never rank, shard or replication."""
+    @property
+    def checkpoint_pages(self) -> int:
+        """SWA pages that one checkpoint keeps."""
+    @property
+    def hidden_token_bytes(self) -> int:
+        """Bytes per token of the hidden state that SWA pages also hold, over all shards."""
+    @property
+    def hidden_page_bytes(self) -> int:
+        """`hidden_token_bytes` of one page."""
+    @property
+    def rank_hidden_page_bytes(self) -> int:
+        """One rank's part of `hidden_page_bytes`."""
+    @property
+    def stored_full_page_bytes(self) -> int:
+        """Bytes of one full page over all shards."""
+    @property
+    def stored_swa_page_bytes(self) -> int:
+        """Bytes of one SWA page with MTP heads and hidden state, over all shards."""
+    @property
+    def trunk_token_bytes(self) -> int:
+        """Bytes of one token in a cache with a single pool: every trunk layer."""
+    @property
+    def checkpoint_bytes(self) -> int:
+        """Bytes of the SWA trunk layers over one window of W tokens."""
+    @property
+    def checkpoint_mtp_bytes(self) -> int:
+        """Bytes of the MTP heads over one window of W tokens."""
+    @property
+    def checkpoint_in_full_tokens(self) -> int | None:
+        """Tokens of full KV that cost as much as `checkpoint_bytes`; `None` without a full group."""
+    def __eq__(self, other: object, /) -> bool: ...
+    def __ne__(self, other: object, /) -> bool: ...
+    def __hash__(self) -> int: ...
+
+@final
+class Key:
+    """What the caller adds to a request's namespace. Requests with different keys never share a page.
+
+    `salt` is free bytes (or text, taken as UTF-8), `adapter` the id of a LoRA adapter; each at most 4,096 bytes.
+    """
+
+    def __new__(cls, salt: bytes | str = b"", adapter: str | bytes = "") -> Key: ...
+    @property
+    def salt(self) -> bytes:
+        """The salt."""
+    @property
+    def adapter(self) -> str:
+        """The adapter."""
+    def __eq__(self, other: object, /) -> bool: ...
+    def __ne__(self, other: object, /) -> bool: ...
+    def __hash__(self) -> int: ...
+
+@final
+class Match:
+    """What a lookup found, in tokens."""
+
+    @property
+    def full_kv_match(self) -> int:
+        """Longest run of whole pages with full KV."""
+    @property
+    def usable(self) -> int:
+        """Largest boundary up to it that is window-safe and leaves one token to compute."""
+    def __eq__(self, other: object, /) -> bool: ...
+    def __ne__(self, other: object, /) -> bool: ...
+
+@final
+class Report:
+    """Where every prompt token of one `open` came from, in tokens: `usable` hits, and the sum of `misses`."""
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Length of the prompt."""
+    @property
+    def full_kv_match(self) -> int:
+        """Longest run of whole pages with full KV."""
+    @property
+    def usable(self) -> int:
+        """Largest boundary up to it that is window-safe and leaves one token to compute."""
+    @property
+    def promised(self) -> int:
+        """Usable tokens announced at `open`."""
+    @property
+    def delivered(self) -> int:
+        """Usable tokens the sequence really starts from."""
+    @property
+    def misses(self) -> dict[str, int]:
+        """Tokens by cause: window, last_token, evicted, in_flight, capacity, never_seen, partial_page."""
+    @property
+    def turn(self) -> int:
+        """1 + turn of the checkpoint that was matched, else 1."""
+    def __eq__(self, other: object, /) -> bool: ...
+    def __ne__(self, other: object, /) -> bool: ...
+
+@final
+class Checkpoint:
+    """A boundary that is kept resumable."""
+
+    @property
+    def boundary(self) -> int:
+        """Prefix length in tokens."""
+    @property
+    def kinds(self) -> list[str]:
+        """Why it is kept: PROMPT_END, SEQ_END, BRANCH, STRIDE, PARK."""
+    @property
+    def matched(self) -> bool:
+        """A match ended on it."""
+    @property
+    def turn(self) -> int:
+        """Turn number of the request that made it."""
+    def __eq__(self, other: object, /) -> bool: ...
+    def __ne__(self, other: object, /) -> bool: ...
+
+@final
+class Explanation:
+    """The story of one lookup; `str()` tells it."""
+
+    @property
+    def report(self) -> Report:
+        """The numbers."""
+    @property
+    def checkpoints(self) -> list[Checkpoint]:
+        """Checkpoints on the matched path, shallow first; at most 64, the deepest."""
+    @property
+    def lines(self) -> list[str]:
+        """One plain sentence each."""
+
+@final
+class Plan:
+    """What the caller must run before the kernels of a step: copies in order, then rebuilds. False when empty."""
+
+    @property
+    def copies(self) -> list[tuple[Literal["full", "swa"], int, int]]:
+        """(group, source page, destination page), whole pages of one pool."""
+    @property
+    def rebuilds(self) -> list[tuple[int, int, int, int]]:
+        """(sequence id, SWA page, first position, end position): MTP rows to rebuild from stored hidden states."""
+    def __bool__(self) -> bool: ...
+
+@final
+class Event:
+    """A numbered change of what lookups can find."""
+
+    @property
+    def number(self) -> int:
+        """Consecutive from 1."""
+    @property
+    def kind(self) -> Literal["stored", "removed", "window_safe", "window_unsafe", "cleared"]:
+        """What happened. "window_safe" and "window_unsafe" speak of the boundaries at the ends of the pages."""
+    @property
+    def group(self) -> Literal["full", "swa"] | None:
+        """The pool of "stored" and "removed"."""
+    @property
+    def parent(self) -> bytes | None:
+        """For "stored": the key before `keys[0]`."""
+    @property
+    def root(self) -> bytes | None:
+        """For "cleared": the root key of the namespace."""
+    @property
+    def keys(self) -> list[bytes]:
+        """32-byte chain keys; for "stored" consecutive pages of one prefix."""
+    def __eq__(self, other: object, /) -> bool: ...
+    def __ne__(self, other: object, /) -> bool: ...
+
+@final
+class SnapshotPage:
+    """One resident page."""
+
+    @property
+    def key(self) -> bytes:
+        """Chain key of the page."""
+    @property
+    def parent(self) -> bytes:
+        """Key of its parent page or root."""
+    @property
+    def full(self) -> bool:
+        """Has full KV."""
+    @property
+    def swa(self) -> bool:
+        """Has SWA KV."""
+    @property
+    def window_safe(self) -> bool:
+        """The boundary at its end is window-safe."""
+    def __eq__(self, other: object, /) -> bool: ...
+    def __ne__(self, other: object, /) -> bool: ...
+
+@final
+class Snapshot:
+    """What lookups can find now, parents first; equals the state after event `number`."""
+
+    @property
+    def number(self) -> int:
+        """Number of the last event that is contained."""
+    @property
+    def pages(self) -> list[SnapshotPage]:
+        """All pages of attached namespaces."""
+    def __eq__(self, other: object, /) -> bool: ...
+    def __ne__(self, other: object, /) -> bool: ...
+
+@final
+class PoolStats:
+    """What a page pool holds, by state, in pages."""
+
+    @property
+    def total(self) -> int:
+        """Usable ids, without the null page."""
+    @property
+    def free(self) -> int:
+        """On the free list."""
+    @property
+    def private(self) -> int:
+        """Owned by sequences."""
+    @property
+    def cached(self) -> int:
+        """Owned by the tree."""
+    @property
+    def leased(self) -> int:
+        """Part of `cached` under a lease."""
+    @property
+    def quarantined(self) -> int:
+        """Waiting for a step or a move."""
+    @property
+    def promised(self) -> int:
+        """Promised to open sequences and not taken yet (full), or reserved for their windows (swa)."""
+    @property
+    def scratch_used(self) -> int:
+        """SWA only: scratch pages in use."""
+    def as_dict(self) -> dict[str, int]:
+        """All numbers by name."""
+    def __eq__(self, other: object, /) -> bool: ...
+
+@final
+class Stats:
+    """Counters since the start, and the state now."""
+
+    @property
+    def full(self) -> PoolStats:
+        """The full pool."""
+    @property
+    def swa(self) -> PoolStats:
+        """The SWA pool."""
+    @property
+    def misses(self) -> dict[str, int]:
+        """Prompt tokens that missed, by cause, over all opens."""
+    @property
+    def nodes(self) -> int:
+        """Tree nodes, roots included."""
+    @property
+    def checkpoints(self) -> int:
+        """Checkpoints now."""
+    @property
+    def open_sequences(self) -> int:
+        """Open sequences, parked ones not counted."""
+    @property
+    def parked_sequences(self) -> int:
+        """Parked sequences."""
+    @property
+    def opens(self) -> int:
+        """`open` and `resume` that succeeded."""
+    @property
+    def prompt_tokens(self) -> int:
+        """Prompt tokens over those."""
+    @property
+    def hit_tokens(self) -> int:
+        """Usable tokens over those."""
+    @property
+    def full_kv_tokens(self) -> int:
+        """Full-KV match over those."""
+    @property
+    def full_evicted(self) -> int:
+        """Full pages evicted."""
+    @property
+    def checkpoints_evicted(self) -> int:
+        """Checkpoints evicted."""
+    @property
+    def swa_evicted(self) -> int:
+        """SWA pages evicted."""
+    @property
+    def tree_bytes(self) -> int:
+        """Bytes of the tree's own structures, an estimate."""
+    def as_dict(self) -> dict[str, Any]:
+        """All numbers by name, nested ones as dicts."""
+    def __eq__(self, other: object, /) -> bool: ...
+
+@final
+class Sequence:
+    """A request's hold on the cache. Dropping it aborts it; as a context manager it finishes when the block ends
+    normally and aborts when an exception leaves it.
+
+    Row rules: the runner computes positions from `committed` on, but writes full KV only from `full_write_from` and
+    SWA KV only from `swa_write_from`; pages before those belong to the tree.
+    """
+
+    @property
+    def id(self) -> int:
+        """The number that `Plan.rebuilds` uses."""
+    @property
+    def full_kv_match(self) -> int:
+        """Longest run of whole pages with full KV at `open` (or the last `resume`)."""
+    @property
+    def usable(self) -> int:
+        """Tokens this sequence started from: the largest window-safe boundary within `full_kv_match`."""
+    @property
+    def report(self) -> Report:
+        """Where every prompt token came from. Stays readable after the sequence has ended."""
+    @property
+    def committed(self) -> int:
+        """Tokens whose KV is final."""
+    @property
+    def known(self) -> int:
+        """Tokens whose ids are known; at least `committed`."""
+    @property
+    def reserved(self) -> int:
+        """Slots beyond `committed`."""
+    @property
+    def full_write_from(self) -> int:
+        """Do not write full KV before this position."""
+    @property
+    def swa_write_from(self) -> int:
+        """Do not write SWA KV before this position."""
+    @property
+    def swa_base(self) -> int:
+        """First logical page of the compact SWA table."""
+    @property
+    def swa_held(self) -> int:
+        """SWA pages this sequence holds."""
+    @property
+    def table_version(self) -> int:
+        """Changes whenever a page id of committed tokens changes."""
+    @property
+    def parked(self) -> bool:
+        """Parked: only tokens and cursor are kept."""
+    def tokens(self) -> npt.NDArray[np.uint32]:
+        """A copy of the known tokens."""
+    def full_table(self) -> npt.NDArray[np.uint32]:
+        """Page ids of logical pages 0.. covering committed and reserved positions."""
+    def swa_table(self) -> tuple[int, npt.NDArray[np.uint32]]:
+        """First logical page, and the SWA page ids from there; 0 for none."""
+    def reserve(self, n: SupportsIndex) -> None:
+        """Slots for `n` more positions: a prefill chunk, or 1 + k drafts for each step in flight.
+
+        Raises `OutOfPages`, beyond prompt and credit, while pages are quarantined, or when a chunk exceeds the scratch.
+        """
+    def reservable(self) -> int:
+        """Largest `n` that `reserve` would accept now."""
+    def trim(self) -> int:
+        """Gives back all reserved slots; returns how many."""
+    def commit(self, computed: SupportsIndex, tokens: _Tokens = ()) -> None:
+        """The next `computed` rows (at most `reserved`) are final and `tokens` became known.
+
+        After it `known >= committed`. The prompt is known from the start.
+        """
+    def fork(self, m: SupportsIndex, credit: SupportsIndex = 0) -> list[Sequence]:
+        """`m` new sequences at the committed length with nothing reserved, or `OutOfPages` and none."""
+    def park(self, store: bool = True) -> None:
+        """Publishes as at finish and keeps only tokens and cursor; `store=False` frees everything."""
+    def resume(self, credit: SupportsIndex = 0) -> None:
+        """Opens a parked sequence again on its known tokens; `report` is the new one."""
+    def finish(self) -> None:
+        """Publishes what is complete and ends the sequence."""
+    def abort(self) -> None:
+        """Ends the sequence; what was published stays cached."""
+    def __enter__(self) -> Sequence: ...
+    def __exit__(
+        self, kind: type[BaseException] | None, _value: BaseException | None, _traceback: TracebackType | None
+    ) -> Literal[False]: ...
+
+@final
+class Request:
+    """A prompt with a cursor into the tree. Holds no lease; looking again costs only what is new."""
+
+    @property
+    def opened(self) -> bool:
+        """`open` succeeded, which uses the request up."""
+    def peek(self) -> Match:
+        """What `open` would find now. Neither lease nor recency."""
+    def open(self, credit: SupportsIndex = 0) -> Sequence:
+        """Leases what matches and reserves for the prompt and `credit` tokens beyond it.
+
+        Raises `OutOfPages` when either pool cannot serve that; the request may be opened again later.
+        """
+    def tokens(self) -> npt.NDArray[np.uint32]:
+        """A copy of the prompt."""
+    def __len__(self) -> int: ...
+
+@final
+class PrefixCache:
+    """The prefix cache of one engine instance: it names and counts pages, the caller owns their memory.
+
+    - `full_pages`, `swa_pages`: usable page ids of the two pools (id 0 is the null page and comes on top); 0 for a
+      group the model does not have. `scratch_pages`: part of `swa_pages` for chunks longer than a window.
+    - `retention`: parts joined by "+": prompt_end, seq_end, branch, sup<n>, stride<tokens>, dense<tokens>:<until>.
+    - `policy`: "lru".
+    - `events`: keys the event ring holds; 0 turns events off. `ghosts`: dropped pages that are remembered to explain
+      misses, default 2 * full_pages. `max_pinned_pages`: full pages under a pin at once, default full_pages / 4.
+    - `seed`: of the hash tables. `weights`: version of the model's weights, part of every namespace.
+    """
+
+    def __new__(
+        cls,
+        geometry: Geometry,
+        *,
+        full_pages: SupportsIndex = 0,
+        swa_pages: SupportsIndex = 0,
+        scratch_pages: SupportsIndex = 0,
+        retention: str = "prompt_end+branch",
+        policy: str = "lru",
+        events: SupportsIndex = 65536,
+        ghosts: SupportsIndex | None = None,
+        seed: SupportsIndex = 0,
+        max_pinned_pages: SupportsIndex | None = None,
+        weights: bytes | str = b"",
+    ) -> PrefixCache: ...
+    @staticmethod
+    def plain(
+        *,
+        page_size: SupportsIndex,
+        window: SupportsIndex = 0,
+        n_mtp: SupportsIndex = 0,
+        full_pages: SupportsIndex = 0,
+        swa_pages: SupportsIndex = 0,
+        scratch_pages: SupportsIndex = 0,
+        retention: str = "prompt_end+branch",
+        policy: str = "lru",
+        events: SupportsIndex = 65536,
+        ghosts: SupportsIndex | None = None,
+        seed: SupportsIndex = 0,
+        max_pinned_pages: SupportsIndex | None = None,
+        weights: bytes | str = b"",
+    ) -> PrefixCache:
+        """A cache without a model. `window` is W, the number of previous tokens an SWA query needs."""
+    @property
+    def geometry(self) -> Geometry | None:
+        """The geometry it was made from."""
+    @property
+    def page_size(self) -> int:
+        """Tokens per page."""
+    @property
+    def window(self) -> int:
+        """W: previous tokens an SWA query needs."""
+    @property
+    def n_mtp(self) -> int:
+        """MTP heads."""
+    @property
+    def full_pages(self) -> int:
+        """Usable ids of the full pool."""
+    @property
+    def swa_pages(self) -> int:
+        """Usable ids of the SWA pool, scratch included."""
+    @property
+    def scratch_pages(self) -> int:
+        """Part of `swa_pages` that serves chunk pages beyond the window."""
+    def request(
+        self,
+        tokens: _Tokens,
+        key: Key | None = None,
+        spans: _Spans | None = None,
+        tenant: SupportsIndex = 0,
+        store: bool = True,
+    ) -> Request:
+        """A request for a prompt of at least one token, which is copied. `store=False` reads the cache and publishes
+        nothing. `tenant` owns what the request publishes."""
+    def peek(self, tokens: _Tokens, key: Key | None = None, spans: _Spans | None = None) -> Match:
+        """A lookup without a request: no lease, no recency, no copy of contiguous int32 or uint32 tokens."""
+    def explain(self, tokens: _Tokens, key: Key | None = None, spans: _Spans | None = None) -> Explanation:
+        """Why a lookup finds what it finds."""
+    def pin(self, tokens: _Tokens, ttl: float, key: Key | None = None, spans: _Spans | None = None) -> int:
+        """Evicts what is cached of `tokens` late, for `ttl` seconds; returns the tokens pinned (within
+        `max_pinned_pages`)."""
+    def fill(
+        self,
+        step: SupportsIndex,
+        seqs: list[Sequence] | tuple[Sequence, ...],
+        full_out: _Out | None,
+        swa_out: _Out | None,
+        swa_base: _Out | None,
+        lens: _Out,
+    ) -> Plan:
+        """Starts step `step` (consecutive, the first is free) and writes its page tables into the caller's memory.
+
+        With B sequences: `full_out` [B, P] takes the full page ids from logical page 0, `swa_out` [B, S] the SWA page
+        ids from logical page `swa_base[i]` (or from page 0, with 0 in the holes, when `swa_base` is `None`), `lens` [B]
+        committed + reserved. The rest of a row is set to 0. `full_out` or `swa_out` may be `None` when the cache has no
+        such group. Run the plan before the kernels of the step.
+        """
+    def commit_many(
+        self,
+        seqs: list[Sequence] | tuple[Sequence, ...],
+        computed: list[int] | tuple[int, ...] | npt.NDArray[np.integer[Any]],
+        tokens: AbstractSequence[_Tokens | None],
+    ) -> None:
+        """`Sequence.commit` for many, all or nothing."""
+    def retire(self, step: SupportsIndex) -> None:
+        """Step `step` has run; pages that waited for it become free. Steps retire in order."""
+    def take_copies(self) -> tuple[int, Plan] | None:
+        """Pending copies to run outside a step, with a move id; their pages are held until `move_done`."""
+    def move_done(self, move_id: SupportsIndex) -> None:
+        """The copies of a move have run."""
+    def clear(self, key: Key | None = None) -> None:
+        """Empties a namespace for later lookups, or every namespace for `None`. Open sequences keep what they hold."""
+    def set_weights(self, version: bytes | str) -> None:
+        """Later requests live in namespaces of this version of the weights; at most 4,096 bytes."""
+    def set_tenant_share(self, tenant: SupportsIndex, full_pages: SupportsIndex, swa_pages: SupportsIndex) -> None:
+        """The most cached pages that a tenant's publications may own."""
+    def drain_events(self, max: SupportsIndex | None = None) -> tuple[list[Event], int]:
+        """Takes up to `max` events in order, and how many were lost before the first of them; then resync with
+        `snapshot`."""
+    def snapshot(self) -> Snapshot:
+        """Everything lookups can find now."""
+    def stats(self) -> Stats:
+        """Counters since the start, and the state now."""
+    def check_integrity(self) -> None:
+        """Raises `IntegrityError` when the structures contradict each other. For tests: it walks everything."""
+    def dump(self, format: Literal["text", "dot"] = "text") -> str:
+        """The tree for people: text, or Graphviz."""
+    def mtp_record(self, swa_page: SupportsIndex) -> npt.NDArray[np.uint32] | None:
+        """The tokens after its end with which a published SWA page's MTP rows were made."""

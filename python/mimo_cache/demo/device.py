@@ -1,0 +1,193 @@
+"""The pretended device: runs the steps the engine fills and checks every page it is handed.
+
+A step is checked twice. When it starts, every row its tables promise must hold the canary of that token sequence:
+full KV over all committed tokens, SWA KV and MTP rows over the window. When it retires, the same rows are read again
+through the tables it was given, because a running kernel may read them until then; and the draft rows of sequences
+that ended while the step was running are written once more, as a late kernel would. So a page that is given away too
+early is found from both sides.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+import numpy.typing as npt
+
+from .canary import I32, U64, Pages, Table, Truth
+from .lane import Lane
+
+
+@dataclass(slots=True)
+class Verdict:
+    """What was checked and what was wrong. Only the first messages are kept."""
+
+    rows: int = 0
+    tables: int = 0
+    wrong: int = 0
+    messages: list[str] = field(default_factory=list)
+
+    def fail(self, message: str) -> None:
+        """Records one finding."""
+        self.wrong += 1
+        if len(self.messages) < 20:
+            self.messages.append(message)
+
+
+@dataclass(slots=True)
+class Buffers:
+    """One step's page tables as `fill` writes them: int32 full [B, P], swa [B, S], base [B], lens [B]."""
+
+    full: I32
+    swa: I32
+    base: I32
+    lens: I32
+
+    @classmethod
+    def of(cls, lanes: int, full_width: int, swa_width: int) -> Buffers:
+        """Buffers for a step of this many sequences."""
+        full, swa = np.empty((lanes, full_width), np.int32), np.empty((lanes, swa_width), np.int32)
+        return cls(full, swa, np.empty(lanes, np.int32), np.empty(lanes, np.int32))
+
+
+@dataclass(slots=True)
+class Handed:
+    """What one step was given for one sequence. full_rows: positions with full KV; window: those with SWA KV; mtp_end:
+    per head, where its final rows end; slots: positions the step computes; ended_at: committed tokens when the sequence
+    gave its pages back."""
+
+    lane: Lane
+    truth: Truth
+    full: Table
+    swa: Table
+    full_rows: int
+    window: tuple[int, int]
+    mtp_end: list[int]
+    slots: tuple[int, int]
+    ended_at: int | None = None
+
+
+@dataclass(slots=True)
+class Step:
+    """A step between its fill and its retirement."""
+
+    number: int
+    handed: list[Handed]
+
+
+class RunError(Exception):
+    """The run cannot go on: tables that no kernel could use, or work that can never be served."""
+
+
+class Device:
+    """Pools, running steps and the verdict."""
+
+    def __init__(self, pages: Pages, window: int, verdict: Verdict) -> None:
+        self.pages = pages
+        self.window = window
+        self.verdict = verdict
+        self.running: list[Step] = []
+
+    def start(self, number: int, lanes: list[Lane], tables: Buffers) -> None:
+        """Takes one step's tables, one row a lane, and checks what they promise."""
+        step = Step(number, [])
+        width = self.pages.page
+        for i, lane in enumerate(lanes):
+            lo, end, base = lane.committed, lane.committed + lane.reserved, int(tables.base[i])
+            if int(tables.lens[i]) != end:
+                raise RunError(f"step {number}: length {int(tables.lens[i])} for a sequence of {end} tokens")
+            if base * width > max(0, lo - self.window):
+                raise RunError(f"step {number}: the SWA table of {lo} tokens starts at page {base}")
+            full, swa = Table(tables.full[i, : -(-end // width)]), Table(tables.swa[i], base)
+            first, last = lo // width, -(-end // width)
+            if not full.ids[first:last].all() or not swa.ids[first - base : last - base].all():
+                self.verdict.fail(f"step {number}: the null page was handed out for rows [{lo}, {end})")
+            for ids, memory in ((full.ids, self.pages.full), (swa.ids, self.pages.swa)):
+                if int(ids.min()) < 0 or int(ids.max()) >= len(memory) // width:
+                    raise RunError(f"step {number}: page ids from {ids.min()} to {ids.max()} were handed out")
+            full_rows = max(lo, min(lane.write_full_from, end))
+            window = (max(0, lo - self.window), lo)
+            step.handed.append(
+                Handed(lane, lane.truth, full, swa, full_rows, window, mtp_end=list(lane.mtp_done), slots=(lo, end))
+            )
+        self.running.append(step)
+        self.check(step, "start")
+
+    def check(self, step: Step, when: str) -> None:
+        """Compares every promised row with its canary."""
+        pages, verdict = self.pages, self.verdict
+        for h in step.handed:
+            lo, hi = h.window
+            found = [
+                ("full KV", pages.wrong_full(h.full, h.full_rows, h.truth), h.full, pages.full_writer),
+                ("SWA KV", pages.wrong_swa(h.swa, lo, hi, h.truth), h.swa, pages.swa_writer),
+            ]
+            for k, end in enumerate(h.mtp_end):
+                found.append((f"MTP head {k}", pages.wrong_mtp(k, h.swa, lo, end, h.truth), h.swa, pages.swa_writer))
+            verdict.tables += 1
+            verdict.rows += h.full_rows + hi - lo + sum(max(0, end - lo) for end in h.mtp_end)
+            for what, bad, table, writers in found:
+                if len(bad):
+                    row = int(pages.rows(table, int(bad[0]), int(bad[0]) + 1)[0])
+                    verdict.fail(
+                        f"step {step.number} ({when}), request {h.lane.uid} ({h.lane.session.source}): {what} is "
+                        f"wrong in {len(bad)} rows from position {bad[0]}, page {row // pages.page}, last written by "
+                        f"request {writers[row]}"
+                    )
+
+    def write(self, lane: Lane, computed: int, known: int) -> None:
+        """Runs the kernels of one sequence: trunk and full KV of all its slots, then the MTP heads.
+
+        The first `computed` rows are right, the rest belongs to rejected drafts. `known` counts the tokens known after
+        sampling, which decides how far the MTP rows are final.
+        """
+        h = next(h for h in self.running[-1].handed if h.lane is lane)
+        pages, truth = self.pages, lane.truth
+        lo, end = h.slots
+        good = lo + computed
+        start = min(end, max(lo, lane.write_full_from))
+        sure = max(start, good)
+        self.put(pages.full, pages.rows(h.full, start, end), truth.full[start:sure])
+        pages.full_writer[pages.rows(h.full, start, end)] = lane.uid
+        self.put(pages.swa, pages.rows(h.swa, lo, end), truth.swa[lo:good])
+        pages.swa_writer[pages.rows(h.swa, lo, end)] = lane.uid
+        for k, memory in enumerate(pages.mtp):
+            start = lane.mtp_done[k]
+            self.put(memory, pages.rows(h.swa, start, end), truth.mtp(k, start, max(0, min(good, known - k - 1))))
+
+    def put(self, memory: U64, rows: npt.NDArray[np.int64], right: U64) -> None:
+        """Writes what is right, then garbage into the remaining rows."""
+        memory[rows[: len(right)]] = right
+        memory[rows[len(right) :]] = self.pages.garbage(len(rows) - len(right))
+
+    def ended(self, lane: Lane) -> None:
+        """Notes that a sequence gave its pages back while steps that name it may still run."""
+        for step in self.running:
+            for h in step.handed:
+                if h.lane is lane and h.ended_at is None:
+                    h.ended_at = lane.committed
+
+    def end_oldest(self) -> int:
+        """Finishes the oldest running step and returns its number; the caller retires it next."""
+        step = self.running.pop(0)
+        self.check(step, "end")
+        for h in step.handed:
+            if h.ended_at is not None:  # its kernels write as late as they may
+                lo, end = max(h.slots[0], h.ended_at), h.slots[1]
+                nothing = self.pages.garbage(0)
+                self.put(self.pages.swa, self.pages.rows(h.swa, lo, end), nothing)
+                start = max(lo, h.lane.write_full_from)
+                self.put(self.pages.full, self.pages.rows(h.full, start, end), nothing)
+        return step.number
+
+    def sabotage(self, kind: str) -> int:
+        """Overwrites one row that a running sequence relies on, to prove that the check finds it; 1 when it did."""
+        memory, table = {"full": (self.pages.full, "full"), "swa": (self.pages.swa, "swa")}.get(
+            kind, (self.pages.mtp[0], "swa")
+        )
+        for h in self.running[-1].handed if self.running else ():
+            at = h.window[0]
+            if h.ended_at is None and at + 8 < h.window[1]:
+                memory[self.pages.rows(getattr(h, table), at, at + 1)] ^= np.uint64(1)
+                return 1
+        return 0

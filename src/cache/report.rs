@@ -1,0 +1,288 @@
+//! Where every prompt token came from, and why the rest missed.
+
+use super::{Cache, CheckpointInfo, Explanation, Match, Misses, PoolStats, Report, SeqId, Stats, check_prompt};
+use crate::error::{Error, Result};
+use crate::key::{Key, Span, page_key, page_spans, validate_spans};
+use crate::policy::{NIL, kind};
+use crate::tree::{Query, WalkPlace};
+
+/// Checkpoints listed in an explanation.
+const LISTED: usize = 64;
+
+impl Misses {
+    /// Adds another lookup's misses.
+    pub fn add(&mut self, other: &Misses) {
+        self.window += other.window;
+        self.last_token += other.last_token;
+        self.evicted += other.evicted;
+        self.in_flight += other.in_flight;
+        self.capacity += other.capacity;
+        self.never_seen += other.never_seen;
+        self.partial_page += other.partial_page;
+    }
+}
+
+impl Cache {
+    /// The report of a lookup that ended at `place` with `usable` pages.
+    pub(super) fn report_of(&self, root: u32, query: Query<'_>, place: WalkPlace, usable: u32) -> Report {
+        let page = self.page();
+        let n = query.tokens.len() as u64;
+        let whole = n / page;
+        let (p, q) = (u64::from(place.depth), u64::from(usable));
+        let b = p.min((n - 1) / page);
+        let mut misses = Misses {
+            window: (b - q) * page,
+            last_token: (p - b) * page,
+            partial_page: n - whole * page,
+            ..Misses::default()
+        };
+        let mut rest = whole - p;
+        if rest > 0 {
+            let parent = match p {
+                0 => self.tree.roots[root].key,
+                _ => *self.tree.slots.key(self.tree.slot_above(place.node, place.depth - 1)),
+            };
+            let evicted = self.evicted_run(parent, query, place.depth, rest);
+            misses.evicted = evicted * page;
+            rest -= evicted;
+            // Another sequence works on the pages right after its lease; those that were evicted before count as such.
+            let flying = self.in_flight_run(place, query).saturating_sub(evicted).min(rest);
+            misses.in_flight = flying * page;
+            rest -= flying;
+            if self.tree.has_full && whole > u64::from(self.config.full_pages) {
+                misses.capacity = rest.min(whole - u64::from(self.config.full_pages)) * page;
+            }
+            misses.never_seen = rest * page - misses.capacity;
+        }
+        let matched = Match { full_kv_match: p * page, usable: q * page };
+        Report { prompt_tokens: n, matched, promised: q * page, delivered: q * page, misses, turn: 1 }
+    }
+
+    /// Pages from `from` on that the ghosts remember. They were dropped deepest first, so that the first page that is
+    /// not remembered ends the run.
+    fn evicted_run(&self, mut parent: [u8; 32], query: Query<'_>, from: u32, most: u64) -> u64 {
+        let size = self.config.page_size as usize;
+        for i in 0..most {
+            let page = u64::from(from) + i;
+            let tokens = &query.tokens[page as usize * size..][..size];
+            parent = page_key(&parent, tokens, page_spans(query.spans, page, size as u32));
+            if self.tree.ghosts.dropped_ago(&parent).is_none() {
+                return i;
+            }
+        }
+        most
+    }
+
+    /// Pages after the match that an open sequence is computing: its lease ends where the match ends and its tokens
+    /// go on alike.
+    fn in_flight_run(&self, place: WalkPlace, query: Query<'_>) -> u64 {
+        let size = self.config.page_size as usize;
+        let from = place.depth as usize;
+        let mut best = 0;
+        for (_, s) in self.seqs.iter() {
+            if s.parked || !s.store || s.leased != place.depth {
+                continue;
+            }
+            let same_place = match s.lease {
+                NIL => place.depth == 0 && place.node != NIL && self.tree.nodes[place.node].root == s.root,
+                slot => slot == self.tree.slot_above(place.node, place.depth - 1),
+            };
+            if same_place {
+                let (a, b) = (&query.tokens[from * size..], &s.tokens[(from * size).min(s.tokens.len())..]);
+                let same = a
+                    .chunks_exact(size)
+                    .zip(b.chunks_exact(size))
+                    .enumerate()
+                    .take_while(|(i, (x, y))| {
+                        let page = (from + i) as u64;
+                        x == y && page_spans(query.spans, page, size as u32).eq(page_spans(&s.spans, page, size as u32))
+                    })
+                    .count();
+                best = best.max(same as u64);
+            }
+        }
+        best
+    }
+
+    /// The report of the newest `open` or `resume` of a sequence.
+    pub fn report(&self, id: SeqId) -> Result<Report> {
+        Ok(self.seq(id, "report")?.report)
+    }
+
+    /// The story of a lookup, without lease or recency.
+    pub fn explain(&self, tokens: &[u32], key: &Key, spans: &[Span]) -> Result<Explanation> {
+        check_prompt(tokens)?;
+        key.validate()?;
+        validate_spans(spans, tokens.len() as u64)?;
+        let (found, report) = self.lookup_report(tokens, key, spans);
+        let mut out = Explanation { report, ..Explanation::default() };
+        let Some((_, place)) = found else {
+            out.lines.push(format!("{} prompt tokens: nothing of this namespace is cached.", report.prompt_tokens));
+            return Ok(out);
+        };
+        let mut at = place.node;
+        'up: loop {
+            let node = &self.tree.nodes[at];
+            for &c in node.ckpts.iter().rev() {
+                let c = &self.tree.ckpts[c];
+                if c.end <= place.depth {
+                    out.checkpoints.push(CheckpointInfo {
+                        boundary: u64::from(c.end) * self.page(),
+                        kinds: kind::names(c.kinds).collect(),
+                        matched: c.matched,
+                        turn: c.turn,
+                    });
+                }
+                if out.checkpoints.len() == LISTED {
+                    break 'up;
+                }
+            }
+            if node.is_root() {
+                break;
+            }
+            at = node.parent;
+        }
+        out.checkpoints.reverse();
+        self.tell(&mut out);
+        Ok(out)
+    }
+
+    fn tell(&self, out: &mut Explanation) {
+        let r = &out.report;
+        let (p, q) = (r.matched.full_kv_match, r.matched.usable);
+        out.lines.push(format!("{} prompt tokens: full KV is cached up to {p}, usable up to {q}.", r.prompt_tokens));
+        if let Some(c) = out.checkpoints.iter().find(|c| c.boundary == q) {
+            let kinds = c.kinds.join(" and ");
+            out.lines.push(format!("The boundary {q} is kept by a {kinds} checkpoint of turn {}.", c.turn));
+        } else if q > 0 && self.tree.need > 0 {
+            out.lines.push(format!("The boundary {q} is window-safe through pages that other boundaries or sequences keep."));
+        }
+        for (cause, tokens) in r.misses.items().into_iter().filter(|(_, t)| *t > 0) {
+            out.lines.push(match cause {
+                "window" => format!("{tokens} tokens have full KV, but no boundary there has its window of SWA KV."),
+                "last_token" => format!("{tokens} tokens are cached and kept back so that one token is computed."),
+                "evicted" => format!("{tokens} tokens were cached and evicted."),
+                "in_flight" => format!("{tokens} tokens are being computed by another sequence."),
+                "capacity" => format!("{tokens} tokens are more than the full pool can hold."),
+                "never_seen" => format!("{tokens} tokens were never seen, or were forgotten."),
+                _ => format!("{tokens} tokens are after the last whole page."),
+            });
+        }
+    }
+
+    /// Counters and state.
+    pub fn stats(&self) -> Stats {
+        let t = &self.tree;
+        Stats {
+            full: PoolStats {
+                total: u64::from(t.full.total()),
+                free: u64::from(t.full.free()),
+                private: u64::from(t.full.private()),
+                cached: u64::from(t.full.cached()),
+                leased: t.leased_full(),
+                quarantined: u64::from(t.full.quarantined()),
+                promised: self.promised,
+                scratch_used: 0,
+            },
+            swa: PoolStats {
+                total: u64::from(t.swa.total()),
+                free: u64::from(t.swa.free()),
+                private: u64::from(t.swa.private()),
+                cached: u64::from(t.swa.cached()),
+                leased: t.leased_swa(),
+                quarantined: u64::from(t.swa.quarantined()),
+                promised: self.quota + self.copy_holds,
+                scratch_used: self.scratch_used,
+            },
+            nodes: t.nodes.len() as u64,
+            checkpoints: t.ckpts.len() as u64,
+            open_sequences: self.seqs.len() as u64 - self.parked,
+            parked_sequences: self.parked,
+            opens: self.opens,
+            prompt_tokens: self.prompt_tokens,
+            hit_tokens: self.hit_tokens,
+            full_kv_tokens: self.full_kv_tokens,
+            misses: self.misses,
+            full_evicted: t.counters.full,
+            checkpoints_evicted: t.counters.checkpoints,
+            swa_evicted: t.counters.swa,
+            tree_bytes: t.bytes(),
+        }
+    }
+
+    /// Every count and cross-reference, recomputed. O(everything); for tests and debugging.
+    pub fn check_integrity(&self) -> Result<()> {
+        self.tree.check().and_then(|()| self.check_sequences()).map_err(Error::Integrity)
+    }
+
+    fn check_sequences(&self) -> std::result::Result<(), String> {
+        let t = &self.tree;
+        let (mut quota, mut promised, mut scratch, mut parked) = (0, 0, 0, 0);
+        let mut full = std::collections::BTreeMap::<u32, u32>::new();
+        let mut swa = full.clone();
+        let mut leases = full.clone();
+        for (id, s) in self.seqs.iter() {
+            parked += u64::from(s.parked);
+            if s.parked {
+                continue;
+            }
+            quota += s.quota;
+            promised += s.promised();
+            scratch += s.scratch;
+            s.own.iter().for_each(|p| *full.entry(p.id()).or_default() += 1);
+            s.duplicates.iter().for_each(|d| *full.entry(d.page.id()).or_default() += 1);
+            for hold in &s.swa {
+                match hold {
+                    super::sequence::SwaHold::Private(p) => *swa.entry(p.id()).or_default() += 1,
+                    super::sequence::SwaHold::Leased(p) => *leases.entry(*p).or_default() += 1,
+                }
+            }
+            let node = &t.nodes[s.node(t)];
+            if node.end() != s.leased || (s.lease != NIL && node.last_slot() != s.lease) || node.leases == 0 {
+                return Err(format!("sequence {id} does not lease the end of its {} pages", s.leased));
+            }
+            if t.has_full && s.table.len() != s.leased as usize + s.own.len() {
+                return Err(format!("sequence {id} has {} pages in its table, {} in hand", s.table.len(), s.own.len()));
+            }
+        }
+        let moving = t.fence.moves().flat_map(|m| &m.holds);
+        let mut holds = 0;
+        for hold in moving.chain(self.pending.iter().map(|p| &p.hold)) {
+            match hold {
+                crate::pool::Hold::Tree { swa: 0, .. } => {}
+                crate::pool::Hold::Tree { swa, .. } => {
+                    *leases.entry(*swa).or_default() += 1;
+                    holds += 1;
+                }
+                crate::pool::Hold::Published(..) => return Err("a hold is half published".into()),
+                crate::pool::Hold::Full(p) => *full.entry(p.id()).or_default() += 1,
+                crate::pool::Hold::Swa(p) => {
+                    *swa.entry(p.id()).or_default() += 1;
+                    holds += 1;
+                }
+            }
+        }
+        let have = (quota, promised, scratch, parked, holds);
+        let want = (self.quota, self.promised, self.scratch_used, self.parked, self.copy_holds);
+        if have != want {
+            return Err(format!("sequences sum to {have:?}, counted {want:?} (quota, promised, scratch, parked, holds)"));
+        }
+        if full.len() as u32 != t.full.private() || full.iter().any(|(&id, &n)| !t.full.is_private(id) || t.full.handles(id) != n) {
+            return Err("full pages of sequences and private pages differ".into());
+        }
+        if swa.len() as u32 != t.swa.private() || swa.iter().any(|(&id, &n)| !t.swa.is_private(id) || t.swa.handles(id) != n) {
+            return Err("SWA pages of sequences and private pages differ".into());
+        }
+        if leases.len() as u64 != t.leased_swa() || leases.iter().any(|(&id, &n)| t.swa_meta.get(id as usize).leases != n) {
+            return Err("SWA leases of sequences and of pages differ".into());
+        }
+        if t.has_swa && u64::from(t.swa.private() + t.swa.cached()) - self.scratch_used > self.swa_share() {
+            return Err("windows and checkpoints take more than their share of the SWA pool".into());
+        }
+        let beyond = u64::from(t.full.private()) + t.leased_full() + self.promised > u64::from(t.full.total());
+        if t.has_full && beyond {
+            return Err("more full pages are promised than the pool can serve".into());
+        }
+        Ok(())
+    }
+}

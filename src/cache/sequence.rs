@@ -1,0 +1,147 @@
+//! A sequence: tokens, page tables, and what it holds in the pools and in the tree.
+
+use super::{Cache, Report, SeqId};
+use crate::error::{Error, Result};
+use crate::key::{Key, Span};
+use crate::policy::NIL;
+use crate::pool::{Full, Page, Reserved, Stamp, Swa};
+use crate::tree::{Cursor, Query, Tree};
+use smallvec::SmallVec;
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+/// How a sequence holds one SWA page.
+#[derive(Debug)]
+pub(super) enum SwaHold {
+    /// Its own page.
+    Private(Page<Swa, Reserved>),
+    /// The tree's page, leased.
+    Leased(u32),
+}
+
+impl SwaHold {
+    pub(super) fn id(&self) -> u32 {
+        match self {
+            SwaHold::Private(p) => p.id(),
+            SwaHold::Leased(id) => *id,
+        }
+    }
+}
+
+/// A page of ours that the tree also has; used until the sequence may change its table.
+#[derive(Debug)]
+pub(super) struct Duplicate {
+    pub(super) index: u32,
+    pub(super) page: Page<Full, Reserved>,
+}
+
+/// See the module's text.
+#[derive(Debug)]
+pub(super) struct Seq {
+    pub(super) generation: u32,
+    /// Known tokens.
+    pub(super) tokens: Vec<u32>,
+    pub(super) spans: Vec<Span>,
+    pub(super) key: Key,
+    pub(super) base: [u8; 32],
+    pub(super) weights: Arc<[u8]>,
+    pub(super) tenant: u32,
+    pub(super) store: bool,
+    pub(super) parked: bool,
+    /// Boundary of its PARK checkpoint, in pages.
+    pub(super) parked_at: u32,
+    pub(super) cursor: Cursor,
+    /// Tokens known when it was opened or resumed: commits below are prefill.
+    pub(super) prompt: u64,
+    /// Last boundary of the request's own prompt, in pages.
+    pub(super) prompt_end: u32,
+    /// The prompt is an exact multiple of the page.
+    pub(super) exact: bool,
+    pub(super) committed: u64,
+    pub(super) reserved: u64,
+    pub(super) root: u32,
+    /// Receipt of the path lease; [`NIL`] when it is on the root.
+    pub(super) lease: u32,
+    /// Leading pages that the path lease covers.
+    pub(super) leased: u32,
+    /// Leading pages that went through publication.
+    pub(super) published: u32,
+    /// Full page ids of logical pages from 0.
+    pub(super) table: Vec<u32>,
+    /// Own full pages, from logical page `leased` on.
+    pub(super) own: VecDeque<Page<Full, Reserved>>,
+    pub(super) duplicates: Vec<Duplicate>,
+    /// SWA pages from logical page `swa_first` on.
+    pub(super) swa: VecDeque<SwaHold>,
+    pub(super) swa_first: u32,
+    pub(super) full_from: u64,
+    pub(super) swa_from: u64,
+    /// SWA pages reserved for its window.
+    pub(super) quota: u64,
+    /// SWA pages beyond the quota.
+    pub(super) scratch: u64,
+    /// Logical pages it was promised at `open`.
+    pub(super) budget: u64,
+    pub(super) version: u64,
+    pub(super) stamp: Stamp,
+    pub(super) moves: SmallVec<[u64; 2]>,
+    /// Boundary at which a BRANCH checkpoint is due, in pages; 0 for none.
+    pub(super) branch: u32,
+    pub(super) report: Report,
+}
+
+impl Seq {
+    pub(super) fn query(&self) -> Query<'_> {
+        Query { tokens: &self.tokens, spans: &self.spans }
+    }
+
+    /// Node at whose end the path lease sits.
+    pub(super) fn node(&self, tree: &Tree) -> u32 {
+        if self.lease == NIL { tree.roots[self.root].node } else { tree.slots.node(self.lease) }
+    }
+
+    /// Full pages promised and not taken yet.
+    pub(super) fn promised(&self) -> u64 {
+        if self.parked { 0 } else { self.budget.saturating_sub(self.table.len() as u64) }
+    }
+
+    /// First logical page whose SWA rows are still needed: by the window of the next query, by pages whose publication
+    /// waits for `n_mtp` more tokens, and by a checkpoint at the last boundary.
+    pub(super) fn first_needed(&self, tree: &Tree) -> u32 {
+        let page = u64::from(tree.page);
+        let window = self.committed.saturating_sub(u64::from(tree.window + tree.n_mtp)) / page;
+        let boundary = (self.committed / page).saturating_sub(u64::from(tree.need));
+        window.min(boundary) as u32
+    }
+
+    /// One past the last logical page of the SWA table.
+    pub(super) fn swa_end(&self) -> u32 {
+        self.swa_first + self.swa.len() as u32
+    }
+}
+
+impl Cache {
+    pub(super) fn seq(&self, id: SeqId, call: &'static str) -> Result<&Seq> {
+        self.seqs.get(id.index).filter(|s| s.generation == id.generation).ok_or(Error::State {
+            call,
+            state: "finished or aborted",
+            allowed: "open",
+        })
+    }
+
+    pub(super) fn open_seq(&self, id: SeqId, call: &'static str) -> Result<&Seq> {
+        let seq = self.seq(id, call)?;
+        if seq.parked {
+            return Err(Error::State { call, state: "parked", allowed: "open; resume it first" });
+        }
+        Ok(seq)
+    }
+
+    /// Counts scratch anew after the sequence's SWA pages changed.
+    pub(super) fn recount_scratch(&mut self, index: u32) {
+        let seq = &mut self.seqs[index];
+        let scratch = (seq.swa.len() as u64).saturating_sub(seq.quota);
+        self.scratch_used = self.scratch_used - seq.scratch + scratch;
+        seq.scratch = scratch;
+    }
+}

@@ -1,0 +1,381 @@
+//! `PrefixCache`: making a cache, lookups, requests, and everything that concerns the cache as a whole. The calls of a
+//! model step are in `step`.
+
+use super::args;
+use super::call::{Handle, LONG};
+use super::errors::invalid;
+use super::events::{PyEvent, PySnapshot};
+use super::options::{Options, build};
+use super::report::{PyExplanation, PyMatch, PyStats, uint32_array};
+use super::request::PyRequest;
+use super::sequence::PyPlan;
+use super::tokens::{Tokens, any_high, negative};
+use super::{geometry::PyGeometry, step};
+use crate::cache::{CacheConfig, RequestOptions};
+use crate::key::Key;
+use crate::sync::Guarded;
+use pyo3::prelude::*;
+use pyo3::types::{PyBool, PyList};
+
+const U32: u64 = u32::MAX as u64;
+/// Longest pin, in seconds: some 31 years.
+const MAX_TTL: f64 = 1e9;
+
+/// The prefix cache of one engine instance.
+#[pyclass(frozen, weakref, name = "PrefixCache", module = "mimo_cache")]
+pub(super) struct PyPrefixCache {
+    pub(super) handle: Handle,
+    pub(super) config: CacheConfig,
+    pub(super) geometry: Option<Py<PyGeometry>>,
+}
+
+/// The arguments after the shape, for both constructors.
+macro_rules! options {
+    ($($name:ident),*) => { Options { $($name),* } };
+}
+
+#[pymethods]
+impl PyPrefixCache {
+    #[new]
+    #[pyo3(
+        signature = (geometry, *, full_pages=None, swa_pages=None, scratch_pages=None, retention=None, policy=None,
+                     events=None, ghosts=None, seed=None, max_pinned_pages=None, weights=None),
+        text_signature = "(geometry, *, full_pages=0, swa_pages=0, scratch_pages=0, retention='prompt_end+branch', \
+                          policy='lru', events=65536, ghosts=None, seed=0, max_pinned_pages=None, weights=b'')"
+    )]
+    #[allow(clippy::too_many_arguments)]
+    fn new(
+        geometry: &Bound<'_, PyAny>,
+        full_pages: Option<&Bound<'_, PyAny>>,
+        swa_pages: Option<&Bound<'_, PyAny>>,
+        scratch_pages: Option<&Bound<'_, PyAny>>,
+        retention: Option<&Bound<'_, PyAny>>,
+        policy: Option<&Bound<'_, PyAny>>,
+        events: Option<&Bound<'_, PyAny>>,
+        ghosts: Option<&Bound<'_, PyAny>>,
+        seed: Option<&Bound<'_, PyAny>>,
+        max_pinned_pages: Option<&Bound<'_, PyAny>>,
+        weights: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<Self> {
+        let py = geometry.py();
+        let Ok(geometry) = geometry.cast::<PyGeometry>() else {
+            let allowed = "a mimo_cache.Geometry (without a model: PrefixCache.plain)";
+            return Err(invalid(py, "geometry", args::type_name(geometry), allowed));
+        };
+        let shape = &geometry.get().0;
+        for (what, pages, present) in
+            [("full_pages", full_pages, shape.full().is_some()), ("swa_pages", swa_pages, shape.swa().is_some())]
+        {
+            let pages = args::int_or(pages, 0, what, 0, U32)?;
+            if (pages > 0) != present {
+                let allowed =
+                    if present { "at least 1 for this geometry" } else { "0, as this geometry has no such group" };
+                return Err(invalid(py, what, pages, allowed));
+            }
+        }
+        let n_mtp = if shape.swa().is_some() { shape.mtp_heads() } else { 0 };
+        let options = options!(
+            full_pages,
+            swa_pages,
+            scratch_pages,
+            retention,
+            policy,
+            events,
+            ghosts,
+            seed,
+            max_pinned_pages,
+            weights
+        );
+        let sizes = (shape.page_size(), shape.window(), n_mtp);
+        build(py, sizes, shape.fingerprint(), options, Some(geometry.clone().unbind()))
+    }
+
+    #[staticmethod]
+    #[pyo3(
+        signature = (*, page_size, window=None, n_mtp=None, full_pages=None, swa_pages=None, scratch_pages=None,
+                     retention=None, policy=None, events=None, ghosts=None, seed=None, max_pinned_pages=None, weights=None),
+        text_signature = "(*, page_size, window=0, n_mtp=0, full_pages=0, swa_pages=0, scratch_pages=0, \
+                          retention='prompt_end+branch', policy='lru', events=65536, ghosts=None, seed=0, \
+                          max_pinned_pages=None, weights=b'')"
+    )]
+    #[allow(clippy::too_many_arguments)]
+    fn plain(
+        py: Python<'_>,
+        page_size: &Bound<'_, PyAny>,
+        window: Option<&Bound<'_, PyAny>>,
+        n_mtp: Option<&Bound<'_, PyAny>>,
+        full_pages: Option<&Bound<'_, PyAny>>,
+        swa_pages: Option<&Bound<'_, PyAny>>,
+        scratch_pages: Option<&Bound<'_, PyAny>>,
+        retention: Option<&Bound<'_, PyAny>>,
+        policy: Option<&Bound<'_, PyAny>>,
+        events: Option<&Bound<'_, PyAny>>,
+        ghosts: Option<&Bound<'_, PyAny>>,
+        seed: Option<&Bound<'_, PyAny>>,
+        max_pinned_pages: Option<&Bound<'_, PyAny>>,
+        weights: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<Self> {
+        let sizes = (
+            args::int(page_size, "page_size", 1, U32)? as u32,
+            args::int_or(window, 0, "window", 0, U32)? as u32,
+            args::int_or(n_mtp, 0, "n_mtp", 0, U32)? as u32,
+        );
+        let options = options!(
+            full_pages,
+            swa_pages,
+            scratch_pages,
+            retention,
+            policy,
+            events,
+            ghosts,
+            seed,
+            max_pinned_pages,
+            weights
+        );
+        build(py, sizes, [0; 32], options, None)
+    }
+
+    #[getter]
+    fn geometry(&self, py: Python<'_>) -> Option<Py<PyGeometry>> {
+        self.geometry.as_ref().map(|geometry| geometry.clone_ref(py))
+    }
+
+    #[getter]
+    fn page_size(&self) -> u32 {
+        self.config.page_size
+    }
+
+    #[getter]
+    fn window(&self) -> u32 {
+        self.config.window
+    }
+
+    #[getter]
+    fn n_mtp(&self) -> u32 {
+        self.config.n_mtp
+    }
+
+    #[getter]
+    fn full_pages(&self) -> u32 {
+        self.config.full_pages
+    }
+
+    #[getter]
+    fn swa_pages(&self) -> u32 {
+        self.config.swa_pages
+    }
+
+    #[getter]
+    fn scratch_pages(&self) -> u32 {
+        self.config.scratch_pages
+    }
+
+    #[pyo3(
+        signature = (tokens, key=None, spans=None, tenant=None, store=None),
+        text_signature = "($self, tokens, key=None, spans=None, tenant=0, store=True)"
+    )]
+    fn request(
+        &self,
+        py: Python<'_>,
+        tokens: &Bound<'_, PyAny>,
+        key: Option<&Bound<'_, PyAny>>,
+        spans: Option<&Bound<'_, PyAny>>,
+        tenant: Option<&Bound<'_, PyAny>>,
+        store: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<PyRequest> {
+        self.handle.check_process(py)?;
+        let (tokens, high) = Tokens::new(tokens, "tokens")?.into_vec(py, "tokens")?;
+        if high {
+            self.handle.note_high_tokens();
+        }
+        let options = RequestOptions {
+            key: args::key(key)?,
+            spans: args::spans(spans)?,
+            tenant: args::int_or(tenant, 0, "tenant", 0, U32)? as u32,
+            store: args::flag(store, true, "store")?,
+        };
+        let len = tokens.len();
+        let request = self.handle.call(py, 0, |cache| cache.request(tokens, options))?;
+        Ok(PyRequest { handle: self.handle.clone(), request: Guarded::new(request), len })
+    }
+
+    #[pyo3(signature = (tokens, key=None, spans=None))]
+    fn peek(
+        &self,
+        py: Python<'_>,
+        tokens: &Bound<'_, PyAny>,
+        key: Option<&Bound<'_, PyAny>>,
+        spans: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<PyMatch> {
+        let tokens = Tokens::new(tokens, "tokens")?;
+        let (key, spans) = (args::key(key)?, args::spans(spans)?);
+        let (ids, unchecked) = (tokens.raw(), tokens.unchecked());
+        let handle = &self.handle;
+        let (found, checked) = handle.call(py, ids.len(), |cache| {
+            let found = cache.match_tokens(ids, &key, &spans)?;
+            // What matched equals tokens of the tree, which holds none that would be a negative int32.
+            let same = if handle.high_tokens() { 0 } else { (found.full_kv_match as usize).min(ids.len()) };
+            Ok((found, (unchecked && any_high(&ids[same..])).then_some(same)))
+        })?;
+        match checked {
+            None => Ok(PyMatch(found)),
+            Some(from) => Err(negative(py, "tokens", ids, from)),
+        }
+    }
+
+    #[pyo3(signature = (tokens, key=None, spans=None))]
+    fn explain(
+        &self,
+        py: Python<'_>,
+        tokens: &Bound<'_, PyAny>,
+        key: Option<&Bound<'_, PyAny>>,
+        spans: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<PyExplanation> {
+        let tokens = Tokens::new(tokens, "tokens")?;
+        let (ids, _) = tokens.checked(py, "tokens")?;
+        let (key, spans) = (args::key(key)?, args::spans(spans)?);
+        self.handle.call(py, ids.len(), |cache| cache.explain(ids, &key, &spans)).map(PyExplanation)
+    }
+
+    #[pyo3(signature = (tokens, ttl, key=None, spans=None))]
+    fn pin(
+        &self,
+        py: Python<'_>,
+        tokens: &Bound<'_, PyAny>,
+        ttl: &Bound<'_, PyAny>,
+        key: Option<&Bound<'_, PyAny>>,
+        spans: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<u64> {
+        let ttl_ms = match ttl.extract::<f64>() {
+            Ok(seconds) if (0.0..=MAX_TTL).contains(&seconds) && !ttl.is_instance_of::<PyBool>() => {
+                (seconds * 1e3) as u64
+            }
+            _ => return Err(invalid(py, "ttl", args::shown(ttl), format!("seconds from 0 to {MAX_TTL}"))),
+        };
+        let tokens = Tokens::new(tokens, "tokens")?;
+        let (ids, _) = tokens.checked(py, "tokens")?;
+        let (key, spans) = (args::key(key)?, args::spans(spans)?);
+        let now = self.handle.now_ms();
+        self.handle.call(py, ids.len(), |cache| {
+            cache.set_now(now);
+            cache.pin(ids, &key, &spans, ttl_ms)
+        })
+    }
+
+    #[allow(clippy::too_many_arguments)]
+    fn fill(
+        &self,
+        py: Python<'_>,
+        step: &Bound<'_, PyAny>,
+        seqs: &Bound<'_, PyAny>,
+        full_out: &Bound<'_, PyAny>,
+        swa_out: &Bound<'_, PyAny>,
+        swa_base: &Bound<'_, PyAny>,
+        lens: &Bound<'_, PyAny>,
+    ) -> PyResult<PyPlan> {
+        step::fill(self, py, step, seqs, [full_out, swa_out, swa_base, lens])
+    }
+
+    fn commit_many(
+        &self,
+        py: Python<'_>,
+        seqs: &Bound<'_, PyAny>,
+        computed: &Bound<'_, PyAny>,
+        tokens: &Bound<'_, PyAny>,
+    ) -> PyResult<()> {
+        step::commit_many(self, py, seqs, computed, tokens)
+    }
+
+    fn retire(&self, py: Python<'_>, step: &Bound<'_, PyAny>) -> PyResult<()> {
+        let step = args::int(step, "step", 0, u64::MAX)?;
+        self.handle.call(py, 0, |cache| cache.retire(step))
+    }
+
+    fn take_copies(&self, py: Python<'_>) -> PyResult<Option<(u64, PyPlan)>> {
+        let taken = self.handle.call(py, 0, |cache| Ok(cache.take_copies()))?;
+        Ok(taken.map(|(id, plan)| (id, PyPlan(plan))))
+    }
+
+    #[pyo3(signature = (move_id), text_signature = "($self, move_id)")]
+    fn move_done(&self, py: Python<'_>, move_id: &Bound<'_, PyAny>) -> PyResult<()> {
+        let id = args::int(move_id, "move_id", 0, u64::MAX)?;
+        self.handle.call(py, 0, |cache| cache.move_done(id))
+    }
+
+    #[pyo3(signature = (key=None))]
+    fn clear(&self, py: Python<'_>, key: Option<&Bound<'_, PyAny>>) -> PyResult<()> {
+        let key: Option<Key> = key.map(|key| args::key(Some(key))).transpose()?;
+        self.handle.call(py, 0, |cache| {
+            cache.clear(key.as_ref());
+            Ok(())
+        })
+    }
+
+    fn set_weights(&self, py: Python<'_>, version: &Bound<'_, PyAny>) -> PyResult<()> {
+        let version = args::name(version, "version")?;
+        self.handle.call(py, 0, |cache| cache.set_weights(&version))
+    }
+
+    fn set_tenant_share(
+        &self,
+        py: Python<'_>,
+        tenant: &Bound<'_, PyAny>,
+        full_pages: &Bound<'_, PyAny>,
+        swa_pages: &Bound<'_, PyAny>,
+    ) -> PyResult<()> {
+        let tenant = args::int(tenant, "tenant", 0, U32)? as u32;
+        let full = args::int(full_pages, "full_pages", 0, u64::MAX)?;
+        let swa = args::int(swa_pages, "swa_pages", 0, u64::MAX)?;
+        self.handle.call(py, 0, |cache| {
+            cache.set_tenant_share(tenant, full, swa);
+            Ok(())
+        })
+    }
+
+    #[pyo3(signature = (max=None))]
+    fn drain_events<'py>(
+        &self,
+        py: Python<'py>,
+        max: Option<&Bound<'py, PyAny>>,
+    ) -> PyResult<(Bound<'py, PyList>, u64)> {
+        let max = usize::try_from(args::int_or(max, u64::MAX, "max", 0, u64::MAX)?).unwrap_or(usize::MAX);
+        let drained = self.handle.call(py, max, |cache| Ok(cache.drain_events(max)))?;
+        let events = drained.events.into_iter().map(|event| Bound::new(py, PyEvent(event)));
+        Ok((PyList::new(py, events.collect::<PyResult<Vec<_>>>()?)?, drained.lost))
+    }
+
+    fn snapshot(&self, py: Python<'_>) -> PyResult<PySnapshot> {
+        self.handle.call(py, LONG, |cache| Ok(cache.snapshot())).map(PySnapshot)
+    }
+
+    fn stats(&self, py: Python<'_>) -> PyResult<PyStats> {
+        self.handle.call(py, 0, |cache| Ok(cache.stats())).map(PyStats)
+    }
+
+    fn check_integrity(&self, py: Python<'_>) -> PyResult<()> {
+        self.handle.call(py, LONG, |cache| cache.check_integrity())
+    }
+
+    #[pyo3(signature = (format=None), text_signature = "($self, format='text')")]
+    fn dump(&self, py: Python<'_>, format: Option<&Bound<'_, PyAny>>) -> PyResult<String> {
+        match &*args::text(format, "text", "format")? {
+            "text" => self.handle.call(py, LONG, |cache| Ok(cache.dump_text())),
+            "dot" => self.handle.call(py, LONG, |cache| Ok(cache.dump_dot())),
+            other => Err(invalid(py, "format", format!("{other:.40?}"), "'text' or 'dot'")),
+        }
+    }
+
+    fn mtp_record<'py>(&self, py: Python<'py>, swa_page: &Bound<'py, PyAny>) -> PyResult<Option<Bound<'py, PyAny>>> {
+        let page = args::int(swa_page, "swa_page", 0, U32)? as u32;
+        let record = self.handle.call(py, 0, |cache| Ok(cache.mtp_record(page).map(<[u32]>::to_vec)))?;
+        record.map(|tokens| uint32_array(py, &tokens)).transpose()
+    }
+
+    fn __repr__(&self) -> String {
+        let c = &self.config;
+        format!(
+            "<mimo_cache.PrefixCache: pages of {} tokens, W {}, {} MTP heads, {} full and {} SWA pages ({} scratch)>",
+            c.page_size, c.window, c.n_mtp, c.full_pages, c.swa_pages, c.scratch_pages
+        )
+    }
+}

@@ -1,0 +1,46 @@
+//! The Python extension `mimo_cache._core`: converts values and errors, and decides when the GIL is released.
+//!
+//! Nothing here knows how the cache works, and the core never imports it. Classes are exposed as they are, without a
+//! layer of Python around them. Every error is one of `errors`; no panic crosses the border (see `crate::sync`).
+
+mod args;
+mod buffers;
+mod cache;
+mod call;
+mod errors;
+mod events;
+mod geometry;
+mod geometry_args;
+mod kv_group;
+mod options;
+mod report;
+mod request;
+mod sequence;
+mod step;
+mod tokens;
+
+use pyo3::prelude::*;
+
+#[pymodule]
+fn _core(m: &Bound<'_, PyModule>) -> PyResult<()> {
+    errors::register(m)?;
+    m.add("__version__", env!("CARGO_PKG_VERSION"))?;
+    m.add_class::<geometry::PyGeometry>()?;
+    m.add_class::<kv_group::PyKvGroup>()?;
+    m.add_class::<cache::PyPrefixCache>()?;
+    m.add_class::<request::PyKey>()?;
+    m.add_class::<request::PyRequest>()?;
+    m.add_class::<sequence::PySequence>()?;
+    m.add_class::<sequence::PyPlan>()?;
+    m.add_class::<report::PyMatch>()?;
+    m.add_class::<report::PyReport>()?;
+    m.add_class::<report::PyCheckpoint>()?;
+    m.add_class::<report::PyExplanation>()?;
+    m.add_class::<report::PyPoolStats>()?;
+    m.add_class::<report::PyStats>()?;
+    m.add_class::<events::PyEvent>()?;
+    m.add_class::<events::PySnapshotPage>()?;
+    m.add_class::<events::PySnapshot>()?;
+    // The package says what is public; a second list here could only disagree.
+    m.delattr("__all__")
+}

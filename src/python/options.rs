@@ -1,0 +1,68 @@
+//! The arguments of `PrefixCache`'s constructors, and what they make.
+
+use super::args;
+use super::cache::PyPrefixCache;
+use super::call::Handle;
+use super::errors::to_py;
+use super::geometry::PyGeometry;
+use crate::cache::{Cache, CacheConfig};
+use crate::policy::{PolicyKind, Retention};
+use pyo3::prelude::*;
+
+const U32: u64 = u32::MAX as u64;
+
+/// Arguments both constructors share.
+pub(super) struct Options<'a, 'py> {
+    pub(super) full_pages: Option<&'a Bound<'py, PyAny>>,
+    pub(super) swa_pages: Option<&'a Bound<'py, PyAny>>,
+    pub(super) scratch_pages: Option<&'a Bound<'py, PyAny>>,
+    pub(super) retention: Option<&'a Bound<'py, PyAny>>,
+    pub(super) policy: Option<&'a Bound<'py, PyAny>>,
+    pub(super) events: Option<&'a Bound<'py, PyAny>>,
+    pub(super) ghosts: Option<&'a Bound<'py, PyAny>>,
+    pub(super) seed: Option<&'a Bound<'py, PyAny>>,
+    pub(super) max_pinned_pages: Option<&'a Bound<'py, PyAny>>,
+    pub(super) weights: Option<&'a Bound<'py, PyAny>>,
+}
+
+/// Makes a cache of `(page_size, window, n_mtp)`.
+pub(super) fn build(
+    py: Python<'_>,
+    (page_size, window, n_mtp): (u32, u32, u32),
+    fingerprint: [u8; 32],
+    options: Options<'_, '_>,
+    geometry: Option<Py<PyGeometry>>,
+) -> PyResult<PyPrefixCache> {
+    let number = |value, default, what| args::int_or(value, default, what, 0, U32).map(|v| v as u32);
+    let full_pages = number(options.full_pages, 0, "full_pages")?;
+    let retention = args::text(options.retention, "prompt_end+branch", "retention")?;
+    let policy = args::text(options.policy, "lru", "policy")?;
+    let config = CacheConfig {
+        page_size,
+        window,
+        n_mtp,
+        full_pages,
+        swa_pages: number(options.swa_pages, 0, "swa_pages")?,
+        scratch_pages: number(options.scratch_pages, 0, "scratch_pages")?,
+        retention: Retention::parse(&retention).map_err(|e| to_py(py, e))?,
+        policy: PolicyKind::parse(&policy).map_err(|e| to_py(py, e))?,
+        event_capacity: number(options.events, 65536, "events")?,
+        ghost_pages: number(options.ghosts, u64::from(full_pages.saturating_mul(2)), "ghosts")?,
+        fingerprint,
+        seed: args::int_or(options.seed, 0, "seed", 0, u64::MAX)?,
+        max_pinned_pages: number(options.max_pinned_pages, u64::from(full_pages / 4), "max_pinned_pages")?,
+    };
+    let weights = options.weights.map_or(Ok(Vec::new()), |w| args::name(w, "weights"))?;
+    let made = py.detach(|| {
+        // The core's own checks come first; a panic while it allocates is no reason to lose the process.
+        std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+            let mut cache = Cache::new(config.clone())?;
+            if !weights.is_empty() {
+                cache.set_weights(&weights)?;
+            }
+            Ok(cache)
+        }))
+        .unwrap_or_else(|_| Err(crate::error::Error::Integrity("making the cache failed".into())))
+    });
+    Ok(PyPrefixCache { handle: Handle::new(made.map_err(|e| to_py(py, e))?), config, geometry })
+}

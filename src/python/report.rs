@@ -1,0 +1,252 @@
+//! What lookups and statistics look like in Python: `Match`, `Report`, `Explanation`, `Checkpoint`, `Stats`, `PoolStats`.
+
+use crate::cache::{CheckpointInfo, Explanation, Match, Misses, PoolStats, Report, Stats};
+use pyo3::prelude::*;
+use pyo3::sync::PyOnceLock;
+use pyo3::types::{PyByteArray, PyDict, PyList};
+
+/// A new numpy uint32 array.
+pub(super) fn uint32_array<'py>(py: Python<'py>, values: &[u32]) -> PyResult<Bound<'py, PyAny>> {
+    static NUMPY: PyOnceLock<(Py<PyAny>, Py<PyAny>)> = PyOnceLock::new();
+    let (frombuffer, uint32) = NUMPY.get_or_try_init(py, || -> PyResult<_> {
+        let numpy = py.import("numpy")?;
+        Ok((numpy.getattr("frombuffer")?.unbind(), numpy.getattr("uint32")?.unbind()))
+    })?;
+    // SAFETY: u32 has no padding and every byte pattern is a valid u8.
+    let bytes = unsafe { std::slice::from_raw_parts(values.as_ptr().cast::<u8>(), size_of_val(values)) };
+    frombuffer.bind(py).call1((PyByteArray::new(py, bytes), uint32))
+}
+
+fn misses_dict<'py>(py: Python<'py>, misses: &Misses) -> PyResult<Bound<'py, PyDict>> {
+    let out = PyDict::new(py);
+    for (cause, tokens) in misses.items() {
+        out.set_item(cause, tokens)?;
+    }
+    Ok(out)
+}
+
+/// What a lookup found, in tokens.
+#[pyclass(frozen, eq, name = "Match", module = "mimo_cache")]
+#[derive(PartialEq)]
+pub(super) struct PyMatch(pub(super) Match);
+
+#[pymethods]
+impl PyMatch {
+    #[getter]
+    fn full_kv_match(&self) -> u64 {
+        self.0.full_kv_match
+    }
+
+    #[getter]
+    fn usable(&self) -> u64 {
+        self.0.usable
+    }
+
+    fn __repr__(&self) -> String {
+        format!("Match(full_kv_match={}, usable={})", self.0.full_kv_match, self.0.usable)
+    }
+}
+
+/// Where every prompt token of one `open` came from.
+#[pyclass(frozen, eq, name = "Report", module = "mimo_cache")]
+#[derive(PartialEq)]
+pub(super) struct PyReport(pub(super) Report);
+
+#[pymethods]
+impl PyReport {
+    #[getter]
+    fn prompt_tokens(&self) -> u64 {
+        self.0.prompt_tokens
+    }
+
+    #[getter]
+    fn full_kv_match(&self) -> u64 {
+        self.0.matched.full_kv_match
+    }
+
+    #[getter]
+    fn usable(&self) -> u64 {
+        self.0.matched.usable
+    }
+
+    #[getter]
+    fn promised(&self) -> u64 {
+        self.0.promised
+    }
+
+    #[getter]
+    fn delivered(&self) -> u64 {
+        self.0.delivered
+    }
+
+    #[getter]
+    fn misses<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        misses_dict(py, &self.0.misses)
+    }
+
+    #[getter]
+    fn turn(&self) -> u32 {
+        self.0.turn
+    }
+
+    fn __repr__(&self) -> String {
+        let r = &self.0;
+        let causes = r.misses.items().into_iter().filter(|(_, tokens)| *tokens > 0);
+        let causes = causes.map(|(cause, tokens)| format!("{cause} {tokens}")).collect::<Vec<_>>().join(", ");
+        format!(
+            "<mimo_cache.Report: {} of {} prompt tokens usable, full-KV match {}, misses: {}>",
+            r.delivered,
+            r.prompt_tokens,
+            r.matched.full_kv_match,
+            if causes.is_empty() { "none" } else { &causes }
+        )
+    }
+}
+
+/// A checkpoint on a lookup's path.
+#[pyclass(frozen, eq, name = "Checkpoint", module = "mimo_cache")]
+#[derive(PartialEq)]
+pub(super) struct PyCheckpoint(CheckpointInfo);
+
+#[pymethods]
+impl PyCheckpoint {
+    #[getter]
+    fn boundary(&self) -> u64 {
+        self.0.boundary
+    }
+
+    #[getter]
+    fn kinds(&self) -> Vec<&'static str> {
+        self.0.kinds.to_vec()
+    }
+
+    #[getter]
+    fn matched(&self) -> bool {
+        self.0.matched
+    }
+
+    #[getter]
+    fn turn(&self) -> u32 {
+        self.0.turn
+    }
+
+    fn __repr__(&self) -> String {
+        format!("<mimo_cache.Checkpoint at {}: {}, turn {}>", self.0.boundary, self.0.kinds.join("+"), self.0.turn)
+    }
+}
+
+/// The story of one lookup; `str()` tells it.
+#[pyclass(frozen, name = "Explanation", module = "mimo_cache")]
+pub(super) struct PyExplanation(pub(super) Explanation);
+
+#[pymethods]
+impl PyExplanation {
+    #[getter]
+    fn report(&self) -> PyReport {
+        PyReport(self.0.report)
+    }
+
+    #[getter]
+    fn checkpoints<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
+        let all = self.0.checkpoints.iter().map(|c| Bound::new(py, PyCheckpoint(c.clone())));
+        PyList::new(py, all.collect::<PyResult<Vec<_>>>()?)
+    }
+
+    #[getter]
+    fn lines(&self) -> Vec<String> {
+        self.0.lines.clone()
+    }
+
+    fn __str__(&self) -> String {
+        self.0.lines.join("\n")
+    }
+}
+
+/// The members of a set of counters that are no plain numbers.
+trait Nested {
+    fn nest(&self, out: &Bound<'_, PyDict>) -> PyResult<()>;
+}
+
+impl Nested for PoolStats {
+    fn nest(&self, _out: &Bound<'_, PyDict>) -> PyResult<()> {
+        Ok(())
+    }
+}
+
+impl Nested for Stats {
+    fn nest(&self, out: &Bound<'_, PyDict>) -> PyResult<()> {
+        let py = out.py();
+        out.set_item("full", PyPoolStats(self.full).as_dict(py)?)?;
+        out.set_item("swa", PyPoolStats(self.swa).as_dict(py)?)?;
+        out.set_item("misses", misses_dict(py, &self.misses)?)
+    }
+}
+
+macro_rules! counters {
+    ($(#[$doc:meta])* $class:ident($inner:ty) as $name:literal { $($field:ident),* $(,)? } $($more:tt)*) => {
+        $(#[$doc])*
+        #[pyclass(frozen, name = $name, module = "mimo_cache")]
+        pub(super) struct $class(pub(super) $inner);
+
+        #[pymethods]
+        impl $class {
+            $($more)*
+
+            /// All numbers by name, nested ones as dicts.
+            fn as_dict<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+                let out = PyDict::new(py);
+                self.0.nest(&out)?;
+                $(out.set_item(stringify!($field), self.0.$field)?;)*
+                Ok(out)
+            }
+
+            fn __eq__(&self, py: Python<'_>, other: &Bound<'_, PyAny>) -> PyResult<bool> {
+                match other.cast::<$class>() {
+                    Ok(other) => self.as_dict(py)?.eq(other.get().as_dict(py)?),
+                    Err(_) => Ok(false),
+                }
+            }
+
+            fn __repr__(&self, py: Python<'_>) -> PyResult<String> {
+                Ok(format!("<mimo_cache.{}: {}>", $name, self.as_dict(py)?.repr()?))
+            }
+
+            $(
+                #[getter]
+                fn $field(&self) -> u64 {
+                    self.0.$field
+                }
+            )*
+        }
+    };
+}
+
+counters! {
+    /// What a page pool holds, by state, in pages.
+    PyPoolStats(PoolStats) as "PoolStats" {
+        total, free, private, cached, leased, quarantined, promised, scratch_used,
+    }
+}
+
+counters! {
+    /// Counters since the start, and the state now.
+    PyStats(Stats) as "Stats" {
+        nodes, checkpoints, open_sequences, parked_sequences, opens, prompt_tokens, hit_tokens, full_kv_tokens,
+        full_evicted, checkpoints_evicted, swa_evicted, tree_bytes,
+    }
+
+    #[getter]
+    fn full(&self) -> PyPoolStats {
+        PyPoolStats(self.0.full)
+    }
+
+    #[getter]
+    fn swa(&self) -> PyPoolStats {
+        PyPoolStats(self.0.swa)
+    }
+
+    #[getter]
+    fn misses<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        misses_dict(py, &self.0.misses)
+    }
+}

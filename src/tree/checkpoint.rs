@@ -1,0 +1,217 @@
+//! Checkpoints: what keeps the SWA pages of a boundary's window, and so makes the boundary resumable.
+
+use super::Tree;
+use super::node::Children;
+use crate::policy::{NIL, Policy, kind};
+use smallvec::SmallVec;
+
+/// Ancestors that SUPn looks at.
+const SUP_LIMIT: usize = 64;
+/// Nodes on the path that SUPn looks at.
+const SUP_NODES: usize = 256;
+
+/// A resumable boundary.
+#[derive(Debug, Clone)]
+pub struct Checkpoint {
+    /// Slot whose end is the boundary.
+    pub slot: u32,
+    /// Boundary, in pages.
+    pub end: u32,
+    /// Set of [`kind`]s.
+    pub kinds: u8,
+    /// A match ended on it.
+    pub matched: bool,
+    /// Turn number of the request that made it.
+    pub turn: u32,
+    /// Pages before the boundary it keeps: its window, and one more for a prompt that is an exact multiple of the page.
+    pub pages: u32,
+    /// Soft pins.
+    pub pins: u32,
+}
+
+impl Tree {
+    /// SWA pages of the `pages` pages before boundary `end` on the path through `node`, deepest first; `None` at the
+    /// first hole.
+    pub(crate) fn window_pages(&self, node: u32, end: u32, pages: u32) -> Option<SmallVec<[u32; 8]>> {
+        let mut out = SmallVec::new();
+        let mut whole = true;
+        self.path_back(node, end - pages, end, |_, slot| {
+            let page = self.slots.swa(slot);
+            whole = page != 0;
+            out.push(page);
+            whole
+        });
+        whole.then_some(out)
+    }
+
+    /// Makes a checkpoint at `slot` or adds to the one that is there. All `pages` pages have SWA KV.
+    pub(crate) fn add_checkpoint(&mut self, slot: u32, end: u32, kinds: u8, turn: u32, pages: u32) -> u32 {
+        let node = self.slots.node(slot);
+        let old = self.slots.ckpt(slot);
+        let (id, kept) = if old != NIL {
+            let c = &mut self.ckpts[old];
+            c.kinds |= kinds;
+            c.turn = c.turn.max(turn);
+            let kept = c.pages;
+            c.pages = kept.max(pages);
+            self.touch_ckpt(old);
+            (old, kept)
+        } else {
+            let id = self.ckpts.insert(Checkpoint { slot, end, kinds, matched: false, turn, pages, pins: 0 });
+            self.slots.set_ckpt(slot, id);
+            let at = self.nodes[node].ckpts.partition_point(|&c| self.ckpts[c].end < end);
+            self.nodes[node].ckpts.insert(at, id);
+            self.ckpt_order.insert(id);
+            self.update_dead(node);
+            (id, 0)
+        };
+        if pages > kept {
+            let more = self.window_pages(node, end - kept, pages - kept).expect("the caller made the pages resident");
+            for page in more {
+                let meta = self.swa_meta.get_mut(page as usize);
+                meta.refs += 1;
+                meta.hint = id;
+            }
+        }
+        id
+    }
+
+    /// Drops a checkpoint; SWA pages that nothing else needs are freed.
+    pub(crate) fn drop_checkpoint(&mut self, id: u32) {
+        self.ckpt_order.remove(id);
+        self.ckpt_pinned.remove(id);
+        let c = self.ckpts.remove(id);
+        if c.pins > 0 {
+            self.forget_pinned_ckpt(id);
+        }
+        let node = self.slots.node(c.slot);
+        self.slots.set_ckpt(c.slot, NIL);
+        self.nodes[node].ckpts.retain(|&mut x| x != id);
+        let pages = self.window_pages(node, c.end, c.pages).expect("a checkpoint's pages are resident");
+        self.update_dead(node);
+        for page in pages {
+            self.unref_swa(page);
+        }
+    }
+
+    /// Takes kinds off a checkpoint; without any left it goes.
+    pub(crate) fn remove_kind(&mut self, slot: u32, kinds: u8) {
+        let id = self.slots.ckpt(slot);
+        if id == NIL {
+            return;
+        }
+        let c = &mut self.ckpts[id];
+        c.kinds &= !kinds;
+        if c.kinds == 0 {
+            self.drop_checkpoint(id);
+        }
+    }
+
+    /// A match ended at boundary `end` on the path through `node`: refreshes the checkpoint there, or those whose pages
+    /// it read. Returns the turn of the checkpoint at the boundary, else 0.
+    pub(crate) fn refresh(&mut self, node: u32, end: u32) -> u32 {
+        if self.need == 0 || end == 0 {
+            return 0;
+        }
+        let id = self.slots.ckpt(self.slot_above(node, end - 1));
+        if id != NIL {
+            self.ckpts[id].matched = true;
+            self.touch_ckpt(id);
+            return self.ckpts[id].turn;
+        }
+        for page in self.window_pages(node, end, self.need_at(end)).unwrap_or_default() {
+            let meta = *self.swa_meta.get(page as usize);
+            if meta.refs == 0 {
+                continue;
+            }
+            let near = self.ckpts.get(meta.hint).is_some_and(|c| {
+                c.end > end && c.end - c.pages < end && self.nodes[self.slots.node(c.slot)].root == self.nodes[node].root
+            });
+            if near {
+                self.touch_ckpt(meta.hint);
+            }
+        }
+        0
+    }
+
+    /// SUPn after an END was made at `end` on the path through `node`: of the ends above, those beyond the newest `n`
+    /// go once they were matched, unless two edges leave exactly there.
+    pub(crate) fn supersede(&mut self, node: u32, end: u32, n: u32) {
+        let ends = kind::PROMPT_END | kind::SEQ_END;
+        let mut kept = 0;
+        let mut drop: SmallVec<[u32; 8]> = SmallVec::new();
+        let mut seen = 0;
+        let mut id = node;
+        'path: for _ in 0..SUP_NODES {
+            let nd = &self.nodes[id];
+            for &c in nd.ckpts.iter().rev() {
+                let ck = &self.ckpts[c];
+                if ck.end > end || ck.kinds & ends == 0 {
+                    continue;
+                }
+                seen += 1;
+                if seen > SUP_LIMIT {
+                    break 'path;
+                }
+                if kept < n {
+                    kept += 1;
+                } else if ck.matched && ck.pins == 0 && !(ck.end == nd.end() && nd.children.len() >= 2) {
+                    drop.push(c);
+                }
+            }
+            if nd.is_root() {
+                break;
+            }
+            id = nd.parent;
+        }
+        for c in drop {
+            let ck = &mut self.ckpts[c];
+            ck.kinds &= !ends;
+            if ck.kinds == 0 {
+                self.drop_checkpoint(c);
+            }
+        }
+    }
+
+    /// The checkpoint to evict in place of `id`: on an unbranched stretch the deepest goes last.
+    pub(super) fn instead_of(&self, id: u32) -> u32 {
+        let c = &self.ckpts[id];
+        let mut at = self.slots.node(c.slot);
+        let node = &self.nodes[at];
+        let i = node.ckpts.partition_point(|&x| self.ckpts[x].end < c.end);
+        let deepest = i + 1 == node.ckpts.len();
+        if !deepest || self.has_deeper(at) {
+            return id;
+        }
+        if i > 0 {
+            return node.ckpts[i - 1];
+        }
+        // Above, while the stretch has no other branch; a few nodes are enough, long stretches are joined.
+        for _ in 0..8 {
+            let parent = self.nodes[at].parent;
+            let p = &self.nodes[parent];
+            if p.is_root() || p.children.len() != 1 {
+                break;
+            }
+            if let Some(&last) = p.ckpts.last() {
+                return last;
+            }
+            at = parent;
+        }
+        id
+    }
+
+    fn has_deeper(&self, node: u32) -> bool {
+        let mut at = node;
+        for _ in 0..8 {
+            match self.nodes[at].children {
+                Children::One(c) => at = c,
+                _ => return false,
+            }
+            if !self.nodes[at].ckpts.is_empty() {
+                return true;
+            }
+        }
+        false
+    }
+}

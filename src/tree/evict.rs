@@ -1,0 +1,213 @@
+//! Eviction, per group: O(1) per page and independent of how much is cached.
+
+use super::Tree;
+use super::node::Place;
+use super::slots::Run;
+use crate::policy::{NIL, Policy};
+
+/// What an eviction freed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct Evicted {
+    /// Full pages.
+    pub full: u32,
+    /// SWA pages (free or in quarantine).
+    pub swa: u32,
+}
+
+/// Detached roots and children looked at per eviction.
+const DETACHED_LIMIT: usize = 16;
+
+impl Tree {
+    /// Frees up to `want` full pages: detached namespaces first, then ends that no checkpoint makes resumable, then by
+    /// the policy, soft-pinned ones last. Returns how many became free.
+    pub(crate) fn evict_full(&mut self, want: u32) -> u32 {
+        let mut got = 0;
+        while got < want {
+            let Some(id) = self.next_victim() else { break };
+            if self.nodes[id].place == Place::Pinned {
+                self.unpin_node(id);
+                continue;
+            }
+            got += self.evict_tail(id, want - got);
+        }
+        got
+    }
+
+    fn next_victim(&mut self) -> Option<u32> {
+        (!self.detached.is_empty())
+            .then(|| self.detached_leaf())
+            .flatten()
+            .or_else(|| self.dead.victim())
+            .or_else(|| self.order.victim())
+            .or_else(|| self.pinned.victim())
+    }
+
+    /// An evictable leaf below a detached root.
+    fn detached_leaf(&self) -> Option<u32> {
+        self.detached.iter().take(DETACHED_LIMIT).find_map(|&root| {
+            let mut at = self.roots[root].node;
+            loop {
+                let node = &self.nodes[at];
+                if node.children.is_empty() {
+                    return (node.place == Place::Evictable).then_some(at);
+                }
+                let free = |c: &u32| matches!(self.nodes[*c].place, Place::Evictable) || self.nodes[*c].is_leased();
+                at = node.children.iter().take(DETACHED_LIMIT).find(free)?;
+            }
+        })
+    }
+
+    /// Takes up to `want` pages from the end of an evictable leaf.
+    fn evict_tail(&mut self, id: u32, want: u32) -> u32 {
+        debug_assert!(self.nodes[id].children.is_empty() && self.nodes[id].place == Place::Evictable);
+        let start = self.nodes[id].runs[0].start;
+        let first_hash = self.page_hash(self.slots.tokens(Run { start, len: 1 }));
+        let mut got = 0;
+        // A stretch without checkpoint at its end goes only down to the last checkpoint while it is taken as dead.
+        let was_dead = self.dead.contains(id);
+        while got < want {
+            let slot = self.nodes[id].last_slot();
+            let ckpt = self.slots.ckpt(slot);
+            if ckpt != NIL {
+                if was_dead && got > 0 {
+                    break;
+                }
+                self.counters.checkpoints += 1;
+                self.drop_checkpoint(ckpt);
+            }
+            self.ghosts.add(self.slots.key(slot));
+            self.remove_tail(id);
+            self.counters.full += 1;
+            got += 1;
+            if self.nodes[id].len == 0 {
+                self.remove_empty(id, first_hash);
+                return got;
+            }
+        }
+        self.update_dead(id);
+        got
+    }
+
+    /// Takes the last slot off a leaf; its SWA KV, if any, is no checkpoint's and no sequence's.
+    fn remove_tail(&mut self, id: u32) {
+        let slot = self.nodes[id].last_slot();
+        let swa = self.slots.swa(slot);
+        debug_assert!(swa == 0, "no checkpoint and no lease keeps the SWA page of a free tail");
+        self.touch_slot(slot);
+        let full = self.slots.full(slot);
+        let tenant = self.nodes[id].tenant;
+        if full != 0 {
+            let page = self.full.take_back(full);
+            let page = self.full.drop_cached(page);
+            self.full.release(page);
+            self.slots.set_full(slot, 0);
+            self.count_tenant(tenant, -1, 0);
+        }
+        let node = &mut self.nodes[id];
+        node.len -= 1;
+        let last = node.runs.last_mut().expect("a node with pages has runs");
+        last.len -= 1;
+        if last.len == 0 {
+            node.runs.pop();
+        }
+        self.release_slot(slot);
+    }
+
+    /// Without a full group pages live in the tree only down to the last one with SWA KV or lease. Returns true when
+    /// the node is gone.
+    pub(super) fn trim_tail(&mut self, id: u32) -> bool {
+        let node = &self.nodes[id];
+        if self.has_full || node.is_root() || node.is_leased() || node.is_pinned() || !node.children.is_empty() {
+            return false;
+        }
+        let start = node.runs[0].start;
+        let first_hash = self.page_hash(self.slots.tokens(Run { start, len: 1 }));
+        while self.nodes[id].len > 0 && self.slots.swa(self.nodes[id].last_slot()) == 0 {
+            self.remove_tail(id);
+        }
+        if self.nodes[id].len == 0 {
+            self.remove_empty(id, first_hash);
+            return true;
+        }
+        false
+    }
+
+    /// Drops checkpoints by the policy until `want` SWA pages left the tree or nothing is left to drop. Checkpoints
+    /// whose pages are all leased would free nothing and are passed over.
+    pub(crate) fn evict_swa(&mut self, want: u32) -> u32 {
+        let before = self.swa.cached();
+        let gone = |t: &Tree| before - t.swa.cached();
+        if !self.detached.is_empty() && self.has_full {
+            while gone(self) < want {
+                match self.detached_leaf() {
+                    Some(id) if self.below_is_rich(id) => self.evict_tail(id, u32::MAX),
+                    _ => break,
+                };
+            }
+        }
+        for pinned in [false, true] {
+            let mut passed = 0;
+            while gone(self) < want {
+                let list: &dyn Policy = if pinned { &self.ckpt_pinned } else { &*self.ckpt_order };
+                if passed >= list.len() {
+                    break;
+                }
+                let Some(id) = list.victim() else { break };
+                if self.frees_nothing(id) {
+                    passed += 1;
+                    self.touch_ckpt(id);
+                    continue;
+                }
+                let other = self.instead_of(id);
+                let id = if self.ckpts[other].pins > 0 && !pinned || self.frees_nothing(other) { id } else { other };
+                self.counters.checkpoints += 1;
+                self.drop_checkpoint(id);
+            }
+        }
+        gone(self)
+    }
+
+    fn below_is_rich(&self, id: u32) -> bool {
+        self.nodes[id].swa > 0 || !self.nodes[id].ckpts.is_empty()
+    }
+
+    fn frees_nothing(&self, id: u32) -> bool {
+        let c = &self.ckpts[id];
+        let node = self.slots.node(c.slot);
+        self.window_pages(node, c.end, c.pages)
+            .is_some_and(|w| w.iter().all(|&p| self.swa_meta.get(p as usize).leases > 0))
+    }
+
+    /// Drops the oldest checkpoints of one tenant until `want` SWA pages left or none of the oldest is its own.
+    pub(crate) fn evict_tenant_swa(&mut self, tenant: u32, want: u64) {
+        let before = self.swa.cached();
+        let mut at = self.ckpt_order.victim();
+        for _ in 0..256 {
+            let Some(id) = at else { return };
+            at = self.ckpt_order.after(id);
+            if u64::from(before - self.swa.cached()) >= want {
+                return;
+            }
+            if self.nodes[self.slots.node(self.ckpts[id].slot)].tenant == tenant && !self.frees_nothing(id) {
+                self.counters.checkpoints += 1;
+                self.drop_checkpoint(id);
+            }
+        }
+    }
+
+    /// Frees full pages of one tenant's oldest leaves.
+    pub(crate) fn evict_tenant_full(&mut self, tenant: u32, want: u32) {
+        let mut got = 0;
+        let mut at = self.order.victim();
+        for _ in 0..256 {
+            let Some(id) = at else { return };
+            at = self.order.after(id);
+            if got >= want {
+                return;
+            }
+            if self.nodes[id].tenant == tenant && self.nodes[id].children.is_empty() {
+                got += self.evict_tail(id, want - got);
+            }
+        }
+    }
+}

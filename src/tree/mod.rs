@@ -1,0 +1,401 @@
+//! The prefix tree: a compressed radix tree over pages with the residency of both groups, their leases, checkpoints
+//! and eviction. One decision maker, no locks, no I/O, no memory behind the page ids.
+//!
+//! Vocabulary: a *slot* is a page in the tree ([`slots`]); a *node* an edge of slots ([`node`]). Leases, cursors and
+//! checkpoints name slots, which never move. A path lease protects the node at whose end it was taken and everything
+//! above; nodes are split where a lease ends, and joined again when both parts are let go together.
+
+mod checkpoint;
+mod dump;
+pub mod events;
+mod evict;
+pub mod ghost;
+mod integrity;
+mod lease;
+pub mod node;
+mod pins;
+mod publish;
+mod shape;
+mod slots;
+mod walk;
+
+pub use checkpoint::Checkpoint;
+pub use evict::Evicted;
+pub use slots::{Run, Slots};
+pub use walk::{Cursor, Place as WalkPlace, Query};
+
+use crate::cache::types::{CacheConfig, PageKey};
+use crate::key::{Key, root_key};
+use crate::policy::{LruList, Policy};
+use crate::pool::chunk::{Arena, ChunkVec};
+use crate::pool::{Fence, Full, Pool, Stamp, Swa};
+use events::Events;
+use foldhash::fast::FixedState;
+use ghost::Ghosts;
+use node::{Node, Place};
+use pins::Pin;
+use std::collections::BTreeMap;
+
+/// A namespace that has pages or sequences.
+#[derive(Debug)]
+pub struct Root {
+    /// Key above the first page.
+    pub key: PageKey,
+    /// Node without pages above everything.
+    pub node: u32,
+    /// False after `clear`.
+    pub attached: bool,
+}
+
+/// What the tree knows of an SWA page.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct SwaMeta {
+    /// Slot that holds the page, while cached.
+    pub slot: u32,
+    /// Sequences that hold it.
+    pub leases: u32,
+    /// Checkpoints whose window it is in.
+    pub refs: u32,
+    /// Newest step that may still read it.
+    pub stamp: Stamp,
+    /// Unleased, but its step still runs.
+    pub waiting: bool,
+    /// A checkpoint that was made with it, for refreshing; may be stale.
+    pub hint: u32,
+    /// Publisher.
+    pub tenant: u32,
+    /// Tokens in its MTP record.
+    pub record: u8,
+}
+
+/// A tenant's pages and share.
+#[derive(Debug, Clone, Copy)]
+pub struct Tenant {
+    /// Most cached full pages.
+    pub max_full: u64,
+    /// Most cached SWA pages.
+    pub max_swa: u64,
+    /// Cached full pages now.
+    pub full: u64,
+    /// Cached SWA pages now.
+    pub swa: u64,
+}
+
+/// What was evicted since the start.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Counters {
+    /// Full pages.
+    pub full: u64,
+    /// SWA pages.
+    pub swa: u64,
+    /// Checkpoints.
+    pub checkpoints: u64,
+}
+
+/// See the module's text.
+#[derive(Debug)]
+pub struct Tree {
+    pub(crate) page: u32,
+    pub(crate) window: u32,
+    pub(crate) n_mtp: u32,
+    /// Pages before a boundary that must have SWA KV: `ceil(window / page)`.
+    pub(crate) need: u32,
+    pub(crate) has_full: bool,
+    pub(crate) has_swa: bool,
+    pub(crate) fingerprint: [u8; 32],
+    pub(crate) slots: Slots,
+    pub(crate) nodes: Arena<Node>,
+    pub(crate) roots: Arena<Root>,
+    by_key: BTreeMap<PageKey, u32>,
+    /// How often a namespace was cleared, by its key at generation 0.
+    generations: BTreeMap<PageKey, u64>,
+    /// How often everything was cleared.
+    cleared_all: u64,
+    pub(crate) ckpts: Arena<Checkpoint>,
+    pub(crate) swa_meta: ChunkVec<SwaMeta>,
+    records: ChunkVec<u32>,
+    pub(crate) full: Pool<Full>,
+    pub(crate) swa: Pool<Swa>,
+    pub(crate) fence: Fence,
+    order: Box<dyn Policy>,
+    dead: LruList,
+    pinned: LruList,
+    ckpt_order: Box<dyn Policy>,
+    ckpt_pinned: LruList,
+    detached: Vec<u32>,
+    pins: BTreeMap<(u64, u64), Pin>,
+    next_pin: u64,
+    pinned_pages: u64,
+    max_pinned: u64,
+    pub(crate) now: u64,
+    leased_full: u64,
+    pending_full: u64,
+    tickets: u64,
+    swa_leased: u64,
+    swa_waiting: u64,
+    tenants: BTreeMap<u32, Tenant>,
+    pub(crate) ghosts: Ghosts,
+    pub(crate) events: Events,
+    hash: FixedState,
+    pub(crate) counters: Counters,
+}
+
+impl Tree {
+    /// An empty tree; the configuration was validated.
+    pub fn new(c: &CacheConfig) -> Self {
+        let has_swa = c.swa_pages > 0;
+        Tree {
+            page: c.page_size,
+            window: if has_swa { c.window } else { 0 },
+            n_mtp: if has_swa { c.n_mtp } else { 0 },
+            need: if has_swa { c.window.div_ceil(c.page_size) } else { 0 },
+            has_full: c.full_pages > 0,
+            has_swa,
+            fingerprint: c.fingerprint,
+            slots: Slots::new(c.page_size),
+            nodes: Arena::default(),
+            roots: Arena::default(),
+            by_key: BTreeMap::new(),
+            generations: BTreeMap::new(),
+            cleared_all: 0,
+            ckpts: Arena::default(),
+            swa_meta: ChunkVec::new(SwaMeta::default()),
+            records: ChunkVec::new(0),
+            full: Pool::new(c.full_pages),
+            swa: Pool::new(c.swa_pages),
+            fence: Fence::default(),
+            order: c.policy.build(),
+            dead: LruList::default(),
+            pinned: LruList::default(),
+            ckpt_order: c.policy.build(),
+            ckpt_pinned: LruList::default(),
+            detached: Vec::new(),
+            pins: BTreeMap::new(),
+            next_pin: 0,
+            pinned_pages: 0,
+            max_pinned: u64::from(c.max_pinned_pages),
+            now: 0,
+            leased_full: 0,
+            pending_full: 0,
+            tickets: 0,
+            swa_leased: 0,
+            swa_waiting: 0,
+            tenants: BTreeMap::new(),
+            ghosts: Ghosts::new(c.ghost_pages, c.seed),
+            events: Events::new(c.event_capacity),
+            hash: FixedState::with_seed(c.seed),
+            counters: Counters::default(),
+        }
+    }
+
+    /// Pages of the window of boundary `end`.
+    pub(crate) fn need_at(&self, end: u32) -> u32 {
+        self.need.min(end)
+    }
+
+    /// Root key of a namespace now, `clear` counted.
+    pub(crate) fn current_key(&self, base: &PageKey, weights: &[u8], key: &Key) -> PageKey {
+        let generation = self.generations.get(base).copied().unwrap_or(0) + self.cleared_all;
+        if generation == 0 { *base } else { root_key(&self.fingerprint, weights, key, generation) }
+    }
+
+    /// The attached root with this key.
+    pub(crate) fn find_root(&self, key: &PageKey) -> Option<u32> {
+        self.by_key.get(key).copied()
+    }
+
+    /// The attached root with this key, made when absent.
+    pub(crate) fn ensure_root(&mut self, key: PageKey) -> u32 {
+        if let Some(&root) = self.by_key.get(&key) {
+            return root;
+        }
+        let root = self.roots.insert(Root { key, node: 0, attached: true });
+        self.roots[root].node = self.nodes.insert(Node::new(crate::policy::NIL, root, 0, 0));
+        self.by_key.insert(key, root);
+        root
+    }
+
+    /// Forgets a root without pages and sequences.
+    fn prune_root(&mut self, root: u32) {
+        let r = &self.roots[root];
+        let node = &self.nodes[r.node];
+        if !node.children.is_empty() || node.is_leased() {
+            return;
+        }
+        let r = self.roots.remove(root);
+        self.nodes.remove(r.node);
+        if r.attached {
+            self.by_key.remove(&r.key);
+        } else {
+            self.detached.retain(|&d| d != root);
+        }
+    }
+
+    fn detach(&mut self, root: u32) {
+        let r = &mut self.roots[root];
+        r.attached = false;
+        self.by_key.remove(&r.key);
+        self.events.cleared(r.key);
+        self.detached.push(root);
+        self.prune_root(root);
+    }
+
+    /// Detaches one namespace: O(1) in its pages.
+    pub(crate) fn clear(&mut self, base: &PageKey, weights: &[u8], key: &Key) {
+        if let Some(root) = self.find_root(&self.current_key(base, weights, key)) {
+            self.detach(root);
+        }
+        *self.generations.entry(*base).or_insert(0) += 1;
+    }
+
+    /// Detaches every namespace.
+    pub(crate) fn clear_all(&mut self) {
+        for root in self.by_key.values().copied().collect::<Vec<_>>() {
+            self.detach(root);
+        }
+        self.cleared_all += 1;
+    }
+
+    /// False after `clear`: nothing below is published, matched or announced any more.
+    pub(crate) fn is_attached(&self, node: u32) -> bool {
+        self.roots[self.nodes[node].root].attached
+    }
+
+    /// Full pages under a lease.
+    pub(crate) fn leased_full(&self) -> u64 {
+        self.leased_full
+    }
+    /// SWA pages under a lease.
+    pub(crate) fn leased_swa(&self) -> u64 {
+        self.swa_leased
+    }
+    /// Full pages that eviction could free at once.
+    pub(crate) fn evictable_full(&self) -> u64 {
+        u64::from(self.full.cached()) - self.leased_full - self.pending_full
+    }
+    /// SWA pages that eviction could free at once.
+    pub(crate) fn evictable_swa(&self) -> u64 {
+        u64::from(self.swa.cached()) - self.swa_leased - self.swa_waiting
+    }
+
+    /// Sets a tenant's shares.
+    pub(crate) fn set_share(&mut self, tenant: u32, max_full: u64, max_swa: u64) {
+        let t = self.tenant(tenant);
+        t.max_full = max_full;
+        t.max_swa = max_swa;
+    }
+
+    fn tenant(&mut self, tenant: u32) -> &mut Tenant {
+        self.tenants.entry(tenant).or_insert(Tenant { max_full: u64::MAX, max_swa: u64::MAX, full: 0, swa: 0 })
+    }
+
+    fn count_tenant(&mut self, tenant: u32, full: i64, swa: i64) {
+        let t = self.tenant(tenant);
+        t.full = t.full.wrapping_add_signed(full);
+        t.swa = t.swa.wrapping_add_signed(swa);
+        if (t.full, t.swa, t.max_full, t.max_swa) == (0, 0, u64::MAX, u64::MAX) {
+            self.tenants.remove(&tenant);
+        }
+    }
+
+    /// Pages the tenant may still publish without letting some go.
+    pub(crate) fn share_left(&self, tenant: u32) -> (u64, u64) {
+        self.tenants.get(&tenant).map_or((u64::MAX, u64::MAX), |t| {
+            (t.max_full.saturating_sub(t.full), t.max_swa.saturating_sub(t.swa))
+        })
+    }
+
+    /// Tokens after the end of a published SWA page with which its MTP rows were made.
+    pub(crate) fn record(&self, swa_page: u32) -> impl Iterator<Item = u32> + '_ {
+        let n = usize::from(self.swa_meta.get(swa_page as usize).record);
+        let base = swa_page as usize * self.n_mtp as usize;
+        (0..n).map(move |k| *self.records.get(base + k))
+    }
+
+    fn set_record(&mut self, swa_page: u32, tokens: &[u32]) {
+        let n = tokens.len().min(self.n_mtp as usize);
+        self.swa_meta.get_mut(swa_page as usize).record = n as u8;
+        let base = swa_page as usize * self.n_mtp as usize;
+        for (k, &t) in tokens[..n].iter().enumerate() {
+            *self.records.get_mut(base + k) = t;
+        }
+    }
+
+    /// Estimate of the tree's own bytes.
+    pub(crate) fn bytes(&self) -> u64 {
+        self.slots.bytes() + self.nodes.bytes() + self.ckpts.bytes() + self.swa_meta.bytes() + self.records.bytes()
+    }
+}
+
+/// Moves a node to where it belongs in the order of eviction.
+impl Tree {
+    fn take_from_order(&mut self, id: u32) {
+        let node = &mut self.nodes[id];
+        match node.place {
+            Place::None => return,
+            Place::Pending => self.pending_full -= u64::from(node.len) * u64::from(self.has_full),
+            Place::Evictable => self.order.remove(id),
+            Place::Pinned => self.pinned.remove(id),
+        }
+        node.place = Place::None;
+        self.dead.remove(id);
+    }
+
+    /// Puts an unleased node at the young end; with a running step it waits first.
+    fn put_in_order(&mut self, id: u32) {
+        let node = &mut self.nodes[id];
+        debug_assert!(node.place == Place::None && !node.is_leased());
+        if node.is_root() {
+            return;
+        }
+        if !self.fence.is_retired(node.stamp) {
+            node.place = Place::Pending;
+            self.pending_full += u64::from(node.len) * u64::from(self.has_full);
+            self.tickets += 1;
+            node.ticket = self.tickets;
+            self.fence.bucket(node.stamp).nodes.push((id, self.tickets));
+            return;
+        }
+        if node.is_pinned() {
+            node.place = Place::Pinned;
+            self.pinned.insert(id);
+        } else {
+            node.place = Place::Evictable;
+            self.order.insert(id);
+        }
+        self.update_dead(id);
+    }
+
+    /// A leaf whose last pages no checkpoint can make resumable goes before anything else.
+    fn update_dead(&mut self, id: u32) {
+        let node = &self.nodes[id];
+        let dead = self.need > 0
+            && self.has_full
+            && node.place == Place::Evictable
+            && node.children.is_empty()
+            && node.ckpts.last().is_none_or(|&c| self.ckpts[c].end < node.end());
+        if !dead {
+            self.dead.remove(id);
+        } else if !self.dead.contains(id) {
+            self.dead.insert(id);
+        }
+    }
+
+    /// A step was retired: nodes that waited for it can be evicted.
+    pub(crate) fn step_retired(&mut self, nodes: Vec<(u32, u64)>, swa: Vec<u32>) {
+        for (id, ticket) in nodes {
+            let Some(node) = self.nodes.get(id) else { continue };
+            if node.place == Place::Pending && node.ticket == ticket {
+                self.take_from_order(id);
+                self.put_in_order(id);
+            }
+        }
+        for page in swa {
+            let meta = self.swa_meta.get_mut(page as usize);
+            if meta.waiting && self.fence.is_retired(meta.stamp) {
+                meta.waiting = false;
+                self.swa_waiting -= 1;
+            }
+        }
+    }
+}

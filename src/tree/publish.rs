@@ -1,0 +1,93 @@
+//! Publication: pages of a sequence become the tree's.
+
+use super::node::{MAX_PAGES, MAX_RUNS, Node};
+use super::walk::Query;
+use super::{SwaMeta, Tree};
+use crate::key::{page_key, page_spans};
+use crate::pool::{Computed, Full, Page, Swa};
+
+impl Tree {
+    /// Adds `count` pages from page `from` of `query` below `at`, whose end the caller leases; the lease moves to the
+    /// end of the returned node. The node is extended in place when nobody else can tell. `pages` yields the full
+    /// pages, or nothing without a full group.
+    pub(crate) fn insert(
+        &mut self,
+        at: u32,
+        query: Query<'_>,
+        from: u32,
+        count: u32,
+        tenant: u32,
+        pages: &mut dyn Iterator<Item = Page<Full, Computed>>,
+    ) -> u32 {
+        let size = self.page as usize;
+        let mut id = at;
+        let mut page = from;
+        let mut parent_key = match self.nodes[id].runs.last() {
+            Some(_) => *self.slots.key(self.nodes[id].last_slot()),
+            None => self.roots[self.nodes[id].root].key,
+        };
+        while page < from + count {
+            let want = (from + count - page).min(MAX_PAGES);
+            let node = &self.nodes[id];
+            let extend = !node.is_root()
+                && node.children.is_empty()
+                && (node.leases, node.leased_children, node.pins) == (1, 0, 0)
+                && node.tenant == tenant
+                && node.len < MAX_PAGES
+                && node.runs.len() < MAX_RUNS;
+            let (target, want) = if extend {
+                (id, want.min(MAX_PAGES - node.len))
+            } else {
+                let (root, depth) = (node.root, node.end());
+                (self.nodes.insert(Node::new(id, root, depth, tenant)), want)
+            };
+            let run = self.slots.allocate(want);
+            for i in 0..run.len {
+                let slot = run.start + i;
+                let tokens = &query.tokens[page as usize * size..][..size];
+                self.slots.write(slot, tokens, query.spans, u64::from(page));
+                parent_key = page_key(&parent_key, tokens, page_spans(query.spans, u64::from(page), self.page));
+                self.slots.set_key(slot, parent_key);
+                if self.has_full {
+                    let handle = pages.next().expect("a full page for every page");
+                    let handle = self.full.publish(handle);
+                    self.slots.set_full(slot, handle.into_id());
+                }
+                page += 1;
+            }
+            self.slots.set_node(run, target);
+            let node = &mut self.nodes[target];
+            let joins = node.runs.last().is_some_and(|&r| self.slots.joins(r, run));
+            node.push_run(run, joins);
+            if self.has_full {
+                self.count_tenant(tenant, i64::from(run.len), 0);
+            }
+            if extend {
+                self.leased_full += u64::from(run.len) * u64::from(self.has_full);
+            } else {
+                self.add_child(id, target);
+                self.move_lease_down(id, target);
+                id = target;
+            }
+            (run.start..run.start + run.len).for_each(|s| self.touch_slot(s));
+        }
+        id
+    }
+
+    /// Fills the SWA hole of `slot` with a sequence's page, which keeps a lease on it. `after` are the known tokens
+    /// after the page, from which its MTP rows were made.
+    pub(crate) fn publish_swa(&mut self, slot: u32, page: Page<Swa, Computed>, after: &[u32], tenant: u32) -> u32 {
+        debug_assert!(self.slots.swa(slot) == 0);
+        let id = self.swa.publish(page).into_id();
+        *self.swa_meta.get_mut(id as usize) =
+            SwaMeta { slot, tenant, hint: crate::policy::NIL, ..SwaMeta::default() };
+        self.set_record(id, after);
+        self.touch_slot(slot);
+        self.slots.set_swa(slot, id);
+        let node = self.slots.node(slot);
+        self.nodes[node].swa += 1;
+        self.count_tenant(tenant, 0, 1);
+        self.lease_swa(id);
+        id
+    }
+}

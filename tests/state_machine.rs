@@ -1,0 +1,51 @@
+//! The state machine: random operations over random layouts, checked against the model after each one.
+//!
+//! `MIMO_CASES` sets the number of cases of each test, `MIMO_SOAK` multiplies it.
+
+mod model;
+
+use model::{Op, Setup, World};
+use proptest::prelude::*;
+use proptest::test_runner::{Config, FileFailurePersistence};
+
+fn cases(default: u32) -> Config {
+    let number = |name: &str| std::env::var(name).ok().and_then(|v| v.parse::<u32>().ok());
+    let cases = number("MIMO_CASES").unwrap_or(default) * number("MIMO_SOAK").unwrap_or(1);
+    let persistence = FileFailurePersistence::Direct("tests/state_machine.regressions");
+    Config { cases, max_shrink_iters: 4096, failure_persistence: Some(Box::new(persistence)), ..Config::default() }
+}
+
+fn ops(most: usize) -> impl Strategy<Value = Vec<Op>> {
+    prop::collection::vec(any::<[u8; 6]>().prop_map(Op::decode), 1..most)
+}
+
+fn run(setup: Setup, ops: Vec<Op>) {
+    let mut world = World::new(setup);
+    ops.into_iter().for_each(|op| world.apply(op));
+    world.close();
+}
+
+proptest! {
+    #![proptest_config(cases(400))]
+
+    /// Every layout, every operation.
+    #[test]
+    fn any_layout(setup in any::<[u8; 10]>().prop_map(Setup::decode), ops in ops(60)) {
+        run(setup, ops);
+    }
+
+    /// Pools that hold little more than one sequence: eviction, refusals and retries all the time.
+    #[test]
+    fn tiny_pools(mut layout in any::<[u8; 10]>(), ops in ops(50)) {
+        (layout[5], layout[6]) = (layout[5] % 8, layout[6] % 3);
+        run(Setup::decode(layout), ops);
+    }
+
+    /// One page size and one token: everything collides with everything.
+    #[test]
+    fn one_prompt_many_ways(mut layout in any::<[u8; 10]>(), ops in ops(50)) {
+        layout[0] = 1;
+        layout[9] = 60;
+        run(Setup::decode(layout), ops);
+    }
+}
