@@ -367,7 +367,7 @@ impl PyPrefixCache {
 
     fn mtp_record<'py>(&self, py: Python<'py>, swa_page: &Bound<'py, PyAny>) -> PyResult<Option<Bound<'py, PyAny>>> {
         let page = args::int(swa_page, "swa_page", 0, U32)? as u32;
-        let record = self.handle.call(py, 0, |cache| Ok(cache.mtp_record(page).map(<[u32]>::to_vec)))?;
+        let record = self.handle.call(py, 0, |cache| Ok(cache.mtp_record(page)))?;
         record.map(|tokens| uint32_array(py, &tokens)).transpose()
     }
 
