@@ -10,8 +10,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-import mimo_cache
 import pytest
+
+import mimo_cache
 from mimo_cache.replay import best_split, replay
 
 PAGE = 64
