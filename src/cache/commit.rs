@@ -143,7 +143,7 @@ impl Cache {
                 self.tree.evict_tenant_full(tenant, (want - room).min(1 << 30) as u32);
             }
             let room = if self.tree.has_full { self.tree.share_left(tenant).0 } else { u64::MAX };
-            let count = want.min(room) as u32;
+            let count = self.unshared_full(index, want.min(room) as u32);
             if count == 0 {
                 return;
             }
