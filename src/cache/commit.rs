@@ -1,11 +1,11 @@
 //! `commit`: rows become final, whole pages become the tree's, windows move on.
 
-use super::sequence::{Duplicate, Seq, SwaHold};
+use super::sequence::{Duplicate, SwaHold};
 use super::{Cache, Commit, Group, SeqId};
 use crate::error::{Error, Result};
 use crate::policy::{NIL, kind};
 use crate::pool::{Computed, Full, Page};
-use crate::tree::{Query, Tree, WalkPlace};
+use crate::tree::{Query, WalkPlace};
 use smallvec::SmallVec;
 
 /// What may happen to a page that the tree already has.
