@@ -38,7 +38,21 @@ impl Tree {
             .flatten()
             .or_else(|| self.dead.victim())
             .or_else(|| self.order.victim())
-            .or_else(|| self.pinned.victim())
+            .or_else(|| self.pinned_leaf())
+    }
+
+    /// The oldest pinned leaf. A node that was pinned before something below it stands before it in the order; those
+    /// go to the young end.
+    fn pinned_leaf(&mut self) -> Option<u32> {
+        for _ in 0..self.pinned.len() {
+            let id = self.pinned.victim()?;
+            if self.nodes[id].children.is_empty() {
+                return Some(id);
+            }
+            self.pinned.remove(id);
+            self.pinned.insert(id);
+        }
+        None
     }
 
     /// An evictable leaf below a detached root.

@@ -5,7 +5,7 @@ use super::memory::mix;
 use super::op::{Op, Prompt};
 use super::story::{Seen, Seq, Story, key};
 use super::world::{Waiting, World};
-use mimo_cache::cache::{Match, Report, RequestOptions, SeqId};
+use mimo_cache::cache::{EventKind, Match, Report, RequestOptions, SeqId};
 use mimo_cache::key::Span;
 
 impl World {
@@ -363,7 +363,10 @@ impl World {
         let max = if max.is_multiple_of(2) { usize::MAX } else { usize::from(max) };
         let drained = self.cache.drain_events(max);
         assert!(drained.events.len() <= max);
-        if !self.mirror.fold(drained) {
+        // Without a full group there are interior pages that no event names, so that a consumer cannot tell what was
+        // below a cleared root.
+        let cleared = drained.events.iter().any(|e| matches!(e.kind, EventKind::Cleared { .. }));
+        if !self.mirror.fold(drained) || (cleared && !self.setup.has_full()) {
             self.cache.drain_events(usize::MAX);
             self.mirror.resync(self.cache.snapshot());
         }
