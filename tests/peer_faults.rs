@@ -28,7 +28,7 @@ fn a_run_of_window_tokens_ends_at_a_hole() {
         }
         safe.dedup();
         let holes = safe.windows(2).filter(|s| s[1] - s[0] > u64::from(page)).count();
-        assert!(holes >= 3, "page {page}, window {window}: the residency has holes, q took the values {safe:?}");
+        assert!(holes >= 2, "page {page}, window {window}: the residency has holes, q took the values {safe:?}");
     }
 }
 
@@ -106,15 +106,23 @@ fn a_busy_conversation_does_not_push_out_an_idle_one() {
     (setup.swa_pages, setup.scratch) = (24, 4);
     let mut w = World::new(setup);
     let idle = words(1, 42);
-    w.turn(&idle, 0);
     let mut busy = words(2, 30);
-    for topic in 10..24 {
-        w.turn(&busy, 0);
-        busy.extend(words(topic, 10));
-    }
-    assert!(w.cache.stats().checkpoints_evicted > 0, "the pool was too small for all of the busy one's checkpoints");
+    let go_on = |w: &mut World, busy: &mut Vec<u32>, topics: std::ops::Range<u32>| {
+        for topic in topics {
+            w.turn(busy, 0);
+            busy.extend(words(topic, 10));
+        }
+    };
+    go_on(&mut w, &mut busy, 10..16);
+    w.turn(&idle, 0);
+    let before = w.cache.stats().checkpoints_evicted;
+    go_on(&mut w, &mut busy, 16..20);
+    assert!(
+        w.cache.stats().checkpoints_evicted > before,
+        "the pool is too small for all of the busy one's checkpoints"
+    );
     assert_eq!(w.find(&join(&[&idle, &words(50, 1)])).usable, 40, "the idle one resumes where it stopped");
-    assert!(w.find(&busy).usable >= 156, "and so does the busy one");
+    assert!(w.find(&busy).usable >= 116, "and so does the busy one");
 }
 
 /// Two prompts that differed only inside the last alignment block hit nothing at all, because the hit was rounded down

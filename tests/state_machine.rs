@@ -12,7 +12,7 @@ fn cases(default: u32) -> Config {
     let number = |name: &str| std::env::var(name).ok().and_then(|v| v.parse::<u32>().ok());
     let cases = number("MIMO_CASES").unwrap_or(default) * number("MIMO_SOAK").unwrap_or(1);
     let persistence = FileFailurePersistence::Direct("tests/state_machine.regressions");
-    Config { cases, max_shrink_iters: 4096, failure_persistence: Some(Box::new(persistence)), ..Config::default() }
+    Config { cases, failure_persistence: Some(Box::new(persistence)), ..Config::default() }
 }
 
 fn ops(most: usize) -> impl Strategy<Value = Vec<Op>> {

@@ -114,12 +114,8 @@ impl Cache {
 
     fn find(&self, base: &[u8; 32], weights: &[u8], key: &Key, query: Query<'_>, cursor: &mut Cursor) -> Found {
         let root = self.tree.find_root(&self.tree.current_key(base, weights, key));
-        let mut found = Found {
-            root,
-            place: WalkPlace { node: NIL, offset: 0, depth: 0 },
-            usable: 0,
-            stale: SmallVec::new(),
-        };
+        let mut found =
+            Found { root, place: WalkPlace { node: NIL, offset: 0, depth: 0 }, usable: 0, stale: SmallVec::new() };
         let Some(root) = root else {
             cursor.reset();
             return found;
@@ -141,7 +137,8 @@ impl Cache {
         let q = found.usable;
         tree.path_back(found.place.node, q - tree.need_at(q), q, |page, slot| {
             let end = (page as usize + 1) * tree.page as usize;
-            let fits = tokens.len() >= end + n && tree.record(tree.slots.swa(slot)).eq(tokens[end..end + n].iter().copied());
+            let fits =
+                tokens.len() >= end + n && tree.record(tree.slots.swa(slot)).eq(tokens[end..end + n].iter().copied());
             if !fits {
                 stale.push(page);
             }
@@ -163,7 +160,8 @@ impl Cache {
             let pinned = if found.root.is_some() { tree.unleased_above(found.place) } else { 0 };
             let free = u64::from(tree.full.total()) - u64::from(tree.full.private()) - tree.leased_full();
             if needed + self.promised + pinned > free {
-                return Err(self.out_of_full(needed));
+                // Cached pages that the match would pin are taken as well.
+                return Err(self.out_of_full(needed + pinned));
             }
         }
         if tree.has_swa {
@@ -230,7 +228,9 @@ impl Cache {
             }
             let own = self.allocate_swa().expect("admitted");
             let end = u64::from(logical + 1) * page;
-            let start = (end - u64::from(self.tree.n_mtp).min(end)).max((u64::from(q) * page).saturating_sub(u64::from(self.tree.window)));
+            // Rows that look beyond the page's end, as far as they are in this page and in the window.
+            let window = (u64::from(q) * page).saturating_sub(u64::from(self.tree.window));
+            let start = (end - u64::from(self.tree.n_mtp).min(page)).max(window);
             self.tree.lease_path(node);
             self.copy_holds += 1;
             self.pending.push(PendingCopy {
@@ -261,7 +261,12 @@ impl Cache {
     }
 
     /// What a lookup of this prompt tells, without opening it.
-    pub(super) fn lookup_report(&self, tokens: &[u32], key: &Key, spans: &[Span]) -> (Option<(u32, WalkPlace)>, Report) {
+    pub(super) fn lookup_report(
+        &self,
+        tokens: &[u32],
+        key: &Key,
+        spans: &[Span],
+    ) -> (Option<(u32, WalkPlace)>, Report) {
         let base = self.base_key(key);
         let query = Query { tokens, spans };
         let found = self.find(&base, &self.weights, key, query, &mut Cursor::default());

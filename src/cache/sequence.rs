@@ -100,17 +100,27 @@ impl Seq {
         if self.lease == NIL { tree.roots[self.root].node } else { tree.slots.node(self.lease) }
     }
 
+    /// Full pages of committed and reserved positions; leased pages beyond them (p > q) are not shown yet.
+    pub(super) fn visible_table(&self, page: u64) -> &[u32] {
+        let pages = (self.committed + self.reserved).div_ceil(page) as usize;
+        &self.table[..pages.min(self.table.len())]
+    }
+
     /// Full pages promised and not taken yet.
     pub(super) fn promised(&self) -> u64 {
         if self.parked { 0 } else { self.budget.saturating_sub(self.table.len() as u64) }
     }
 
     /// First logical page whose SWA rows are still needed: by the window of the next query, by pages whose publication
-    /// waits for `n_mtp` more tokens, and by a checkpoint at the last boundary.
+    /// waits for `n_mtp` more tokens, and by a checkpoint at the last boundary, which takes a page more at the end of a
+    /// prompt that is an exact multiple of the page.
     pub(super) fn first_needed(&self, tree: &Tree) -> u32 {
         let page = u64::from(tree.page);
         let window = self.committed.saturating_sub(u64::from(tree.window + tree.n_mtp)) / page;
-        let boundary = (self.committed / page).saturating_sub(u64::from(tree.need));
+        let last = self.committed / page;
+        let publishes = self.store && tree.roots[self.root].attached;
+        let due = publishes && self.exact && last == u64::from(self.prompt_end) && self.published < self.prompt_end;
+        let boundary = last.saturating_sub(u64::from(tree.need) + u64::from(due));
         window.min(boundary) as u32
     }
 

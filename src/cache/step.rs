@@ -137,8 +137,9 @@ impl Cache {
             out.lens[i] = (seq.committed + seq.reserved) as i32;
             if self.tree.has_full {
                 let row = &mut out.full[i * out.full_width..][..out.full_width];
-                let (ids, rest) = row.split_at_mut(seq.table.len());
-                ids.iter_mut().zip(&seq.table).for_each(|(o, &id)| *o = id as i32);
+                let table = seq.visible_table(page);
+                let (ids, rest) = row.split_at_mut(table.len());
+                ids.iter_mut().zip(table).for_each(|(o, &id)| *o = id as i32);
                 rest.fill(0);
             }
             if self.tree.has_swa {
@@ -183,7 +184,7 @@ impl Cache {
         for &id in seqs {
             let seq = self.open_seq(id, "fill")?;
             if self.tree.has_full {
-                check("columns of the full table", out.full_width, seq.table.len())?;
+                check("columns of the full table", out.full_width, seq.visible_table(self.page()).len())?;
             }
             if self.tree.has_swa {
                 let base = seq.committed.saturating_sub(u64::from(self.tree.window)) / self.page();
@@ -227,7 +228,7 @@ impl Cache {
 
     /// Full page ids of logical pages from 0, covering committed and reserved positions.
     pub fn full_table(&self, id: SeqId) -> Result<&[u32]> {
-        Ok(&self.open_seq(id, "full_table")?.table)
+        Ok(self.open_seq(id, "full_table")?.visible_table(self.page()))
     }
 
     /// First logical page and SWA page ids held from there on.

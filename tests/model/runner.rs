@@ -39,17 +39,26 @@ impl World {
     pub fn reserve(&mut self, i: usize, n: u64) -> bool {
         let id = self.seqs[i].id;
         let most = self.cache.reservable(id).expect("an open sequence");
+        let before = self.check_seq(&self.seqs[i]);
         let worked = self.attempt(|w| w.cache.reserve(id, n)).is_some();
         assert_eq!(worked, n <= most, "reserve({n}) where {most} slots are reservable");
-        let (s, stats) = (&mut self.seqs[i], self.cache.stats());
-        let end = s.committed + s.reserved + n;
+        // Within its promise a sequence may have to wait for running steps, and for nothing else.
+        let waits = !self.running.is_empty() || !self.moves.is_empty();
+        let s = &mut self.seqs[i];
         if !worked {
-            let promised = end <= s.prompt + s.credit && s.reserved == 0 && n <= 1 + u64::from(self.setup.n_mtp);
-            let quarantined = stats.full.quarantined + stats.swa.quarantined;
-            assert!(!promised || quarantined > 0, "sequence {} was promised {n} slots up to {end}", s.writer);
+            let end = s.committed + s.reserved + n;
+            let promised = end <= s.promised && s.reserved == 0 && n <= 1 + u64::from(self.setup.n_mtp);
+            assert!(!promised || waits, "sequence {} was promised {n} slots up to {end}", s.writer);
             return false;
         }
         s.reserved += n;
+        let s = &self.seqs[i];
+        let after = self.check_seq(s);
+        for place @ (writer, logical, page) in after {
+            let read_only = page.0 == Group::Full && logical < s.full_write_from / u64::from(self.setup.page);
+            let fresh = !read_only && !before.contains(&place);
+            assert!(!fresh || !self.busy(page), "{page:?} was handed to sequence {writer} while in use");
+        }
         true
     }
 
@@ -66,8 +75,9 @@ impl World {
         let page = u64::from(self.setup.page);
         let ends: Vec<u64> = picks.iter().map(|i| self.seqs[*i].committed + self.seqs[*i].reserved).collect();
         let pages = ends.iter().max().map_or(0, |e| e.div_ceil(page)) as usize;
+        // The width of a compact row that engines may count on: ceil((W + slots) / page) + 2.
         let slots = picks.iter().map(|i| self.seqs[*i].reserved).max().unwrap_or(0);
-        let reach = u64::from(self.setup.window + self.setup.n_mtp) + slots;
+        let reach = u64::from(self.setup.window) + slots;
         let full_width = if self.setup.has_full() { pages + 1 } else { 0 };
         let swa_width = match (self.setup.has_swa(), compact) {
             (true, true) => reach.div_ceil(page) as usize + 2,
@@ -116,14 +126,17 @@ impl World {
                 want.extend((begin..).zip(ids));
             }
         }
+        let (last, page) = (first + row.len() as u64, u64::from(self.setup.page));
+        let window = if group == Group::Full { 0 } else { s.committed.saturating_sub(u64::from(self.setup.window)) };
         for (column, id) in row.iter().enumerate() {
             let logical = first + column as u64;
             let listed = want.iter().find(|(l, _)| *l == logical).map_or(0, |(_, id)| *id as i32);
-            let used = logical < end.div_ceil(u64::from(self.setup.page));
+            let used = (window / page..end.div_ceil(page)).contains(&logical);
             let wrong = *id != if used { listed } else { 0 };
             assert!(!wrong, "{group:?} page {logical} of sequence {}: {row:?} from page {first}, {want:?}", s.writer);
         }
-        let last = first + row.len() as u64;
+        let whole = row.is_empty() || (first <= window / page && last >= end.div_ceil(page));
+        assert!(whole, "{group:?} pages {first} to {last} for positions {window} to {end} of sequence {}", s.writer);
         want.retain(|(logical, _)| (first..last).contains(logical));
         want.into_iter().map(|(logical, id)| (logical, (group, id))).collect()
     }

@@ -58,9 +58,9 @@ impl Setup {
         let drafts = u32::from(b[4] % 5);
         let quota = window_quota(page, window, n_mtp);
         let slack = (window + n_mtp).div_ceil(page) + 1; // copies and leased sources of one open
-        // Room for one window at least; a few layouts have less and refuse everything, which must work too.
+        // From room for one window, which is the least there may be, to room for many.
         let windows = match u32::from(b[6] % 8) {
-            7 => 1 + u32::from(b[6] / 8) % quota,
+            7 => quota,
             n => quota + slack + (n * n * quota) / 8 + u32::from(b[6] / 8) % 5,
         };
         let scratch = [0, 1, 2, 4, 8, 16][b[7] as usize % 6];

@@ -60,8 +60,10 @@ pub struct Seq {
     pub namespace: u32,
     pub prefixes: Vec<u64>,
     pub writer: u32,
+    /// Tokens known when it was opened or resumed: below is prefill.
     pub prompt: u64,
-    pub credit: u64,
+    /// Slots up to here were promised.
+    pub promised: u64,
     pub store: bool,
     pub committed: u64,
     pub reserved: u64,
