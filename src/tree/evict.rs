@@ -46,7 +46,7 @@ impl Tree {
     fn pinned_leaf(&mut self) -> Option<u32> {
         for _ in 0..self.pinned.len() {
             let id = self.pinned.victim()?;
-            if self.nodes[id].children.is_empty() {
+            if self.nodes[id].is_leaf() {
                 return Some(id);
             }
             self.pinned.remove(id);
