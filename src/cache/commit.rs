@@ -255,9 +255,8 @@ impl Cache {
             pages -= 1;
         }
         let holes = slots.iter().filter(|&&s| tree.slots.swa(s) == 0).count() as u64;
-        let whole = (0..slots.len()).all(|i| {
-            tree.slots.swa(slots[i]) != 0 || self.has_rows(index, end - pages + i as u32)
-        });
+        let whole =
+            (0..slots.len()).all(|i| tree.slots.swa(slots[i]) != 0 || self.has_rows(index, end - pages + i as u32));
         if !whole {
             return;
         }
