@@ -192,7 +192,10 @@ impl<G: PoolGroup> Pool<G> {
         (1..self.fresh).for_each(|id| seen[*self.state.get(id as usize) as usize] += 1);
         let want = [self.free.len() as u32, self.private, self.cached, self.quarantined];
         if seen != want {
-            return Err(format!("{} pool: states {seen:?}, counts {want:?} (free, private, cached, quarantined)", G::NAME));
+            return Err(format!(
+                "{} pool: states {seen:?}, counts {want:?} (free, private, cached, quarantined)",
+                G::NAME
+            ));
         }
         if let Some(id) = self.notes.keys().find(|&&id| !self.is_private(id)) {
             return Err(format!("{} pool: page {id} is nobody's and has a note of earlier handles", G::NAME));
