@@ -6,6 +6,7 @@ an `InvalidArgument`.
 """
 
 import os
+from collections.abc import Callable
 from collections.abc import Sequence as AbstractSequence
 from types import TracebackType
 from typing import Any, Literal, Protocol, SupportsIndex, TypeAlias, final, type_check_only
@@ -748,6 +749,9 @@ class PrefixCache:
     @property
     def scratch_pages(self) -> int:
         """Part of `swa_pages` that serves chunk pages beyond the window."""
+    def swa_width(self, slots: SupportsIndex) -> int:
+        """Columns of a compact SWA table for sequences with up to `slots` reserved positions (a chunk, or drafts), the
+        same at every step: ceil((W + slots) / page_size) + 2, or 0 without an SWA group."""
     def request(
         self,
         tokens: _Tokens,
@@ -813,3 +817,22 @@ class PrefixCache:
         """The tree for people: text, or Graphviz."""
     def mtp_record(self, swa_page: SupportsIndex) -> npt.NDArray[np.uint32] | None:
         """The tokens after its end with which a published SWA page's MTP rows were made."""
+
+def replay(
+    trace: str | os.PathLike[str],
+    *,
+    model: str,
+    capacity: str,
+    swa_share: float | None = None,
+    retention: str = "prompt_end+branch",
+    policy: str = "lru",
+    page_size: SupportsIndex = 64,
+    chunk: SupportsIndex = 8192,
+    seed: SupportsIndex = 0,
+    progress: Callable[[int, int, int, int], object] | None = None,
+) -> dict[str, Any]:
+    """Replays a trace and returns what it found as numbers; `misses` is a dict of tokens by cause.
+
+    `progress(done, total, prompt_tokens, hit_tokens)` is called about ten times a second; what it raises ends the
+    replay. `swa_share=None`: 0 for a model without an SWA group, else 0.1. `docs/cli.md` names every key.
+    """

@@ -13,6 +13,7 @@ mod geometry;
 mod geometry_args;
 mod kv_group;
 mod options;
+mod replay;
 mod report;
 mod request;
 mod sequence;
@@ -41,6 +42,7 @@ fn _core(m: &Bound<'_, PyModule>) -> PyResult<()> {
     m.add_class::<events::PyEvent>()?;
     m.add_class::<events::PySnapshotPage>()?;
     m.add_class::<events::PySnapshot>()?;
+    replay::register(m)?;
     // The package says what is public; a second list here could only disagree.
     m.delattr("__all__")
 }

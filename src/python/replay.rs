@@ -1,9 +1,9 @@
 //! `_core.replay`: a trace through a cache of a given size, with the GIL released.
 
-use super::errors;
+use super::{args, errors};
 use crate::error::{Error, Result};
 use crate::policy::{PolicyKind, Retention};
-use crate::replay::{Capacity, KvBytes, Options, Outcome, Progress, run};
+use crate::replay::{Capacity, KvBytes, MAX_CHUNK, Options, Outcome, Progress, run};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -24,30 +24,48 @@ pub fn register(m: &Bound<'_, PyModule>) -> PyResult<()> {
 /// replay and is raised here, and so is the exception of a signal handler. `swa_share=None`: 0 for a model without an
 /// SWA group, else 0.1.
 #[pyfunction]
-#[pyo3(signature = (trace, *, model, capacity, swa_share=None, retention="prompt_end+branch", policy="lru",
-    page_size=64, chunk=8192, seed=0, progress=None))]
+#[pyo3(signature = (trace, *, model, capacity, swa_share=None, retention=None, policy=None, page_size=None, chunk=None,
+    seed=None, progress=None))]
+#[pyo3(text_signature = "(trace, *, model, capacity, swa_share=None, retention='prompt_end+branch', policy='lru', \
+    page_size=64, chunk=8192, seed=0, progress=None)")]
 #[allow(clippy::too_many_arguments)]
 fn replay<'py>(
     py: Python<'py>,
-    trace: PathBuf,
-    model: &str,
-    capacity: &str,
-    swa_share: Option<f64>,
-    retention: &str,
-    policy: &str,
-    page_size: u32,
-    chunk: u32,
-    seed: u64,
+    trace: &Bound<'py, PyAny>,
+    model: &Bound<'py, PyAny>,
+    capacity: &Bound<'py, PyAny>,
+    swa_share: Option<&Bound<'py, PyAny>>,
+    retention: Option<&Bound<'py, PyAny>>,
+    policy: Option<&Bound<'py, PyAny>>,
+    page_size: Option<&Bound<'py, PyAny>>,
+    chunk: Option<&Bound<'py, PyAny>>,
+    seed: Option<&Bound<'py, PyAny>>,
     progress: Option<Py<PyAny>>,
 ) -> PyResult<Bound<'py, PyDict>> {
+    let path: PathBuf = trace
+        .extract()
+        .map_err(|_| errors::invalid(py, "trace", args::type_name(trace), "a path (str or PathLike)"))?;
+    let share: Option<f64> = match swa_share {
+        None => None,
+        Some(value) => Some(
+            value.extract().map_err(|_| errors::invalid(py, "swa_share", args::shown(value), "a number or None"))?,
+        ),
+    };
+    let model = args::text(Some(model), "", "model")?;
+    let capacity = args::text(Some(capacity), "", "capacity")?;
+    let retention = args::text(retention, "prompt_end+branch", "retention")?;
+    let policy = args::text(policy, "lru", "policy")?;
+    let page_size = args::int_or(page_size, 64, "page_size", 1, 1024)? as u32;
+    let chunk = args::int_or(chunk, 8192, "chunk", 1, u64::from(MAX_CHUNK))? as u32;
+    let seed = args::int_or(seed, 0, "seed", 0, u64::MAX)?;
     let options = (|| -> Result<Options> {
-        let kv = KvBytes::of_model(model, page_size)?;
+        let kv = KvBytes::of_model(&model, page_size)?;
         Ok(Options {
             kv,
-            capacity: Capacity::parse(capacity)?,
-            swa_share: swa_share.unwrap_or_else(|| kv.default_share()),
-            retention: Retention::parse(retention)?,
-            policy: PolicyKind::parse(policy)?,
+            capacity: Capacity::parse(&capacity)?,
+            swa_share: share.unwrap_or_else(|| kv.default_share()),
+            retention: Retention::parse(&retention)?,
+            policy: PolicyKind::parse(&policy)?,
             page_size,
             chunk,
             seed,
@@ -74,7 +92,7 @@ fn replay<'py>(
             raised.is_none()
         };
         // Whatever a trace made the core do, no panic may reach Python.
-        catch_unwind(AssertUnwindSafe(|| run(&trace, &options, on_progress)))
+        catch_unwind(AssertUnwindSafe(|| run(&path, &options, on_progress)))
             .unwrap_or_else(|_| Err(Error::Integrity("the replay panicked".into())))
     });
     if let Some(error) = raised {

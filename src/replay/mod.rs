@@ -17,5 +17,5 @@ pub mod tokens;
 pub mod trace;
 
 pub use capacity::{Capacity, KvBytes, Pools};
-pub use run::{Options, Outcome, Progress, Totals, run, run_from, scan};
+pub use run::{MAX_CHUNK, Options, Outcome, Progress, Totals, run, run_from, scan};
 pub use trace::{Header, TraceReader, TraceRequest};

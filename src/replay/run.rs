@@ -11,6 +11,8 @@ use crate::replay::trace::{Header, TraceReader, TraceRequest};
 use std::path::Path;
 use std::time::Instant;
 
+/// Longest prefill chunk, in tokens.
+pub const MAX_CHUNK: u32 = 1 << 24;
 /// Requests between two calls of the progress function.
 const PROGRESS_EVERY: u64 = 64;
 /// Most dropped pages that the core remembers.

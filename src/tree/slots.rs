@@ -4,7 +4,7 @@
 //! cursors and checkpoints name slots. Consecutive pages of one prefix get consecutive slots where room allows; a
 //! [`Run`] of them is compared as one slice.
 
-use crate::key::{PageSpan, page_spans, Span};
+use crate::key::{PageSpan, Span, page_spans};
 use crate::policy::NIL;
 use std::collections::BTreeMap;
 

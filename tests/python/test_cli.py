@@ -9,8 +9,9 @@ import subprocess
 import sys
 from pathlib import Path
 
-import mimo_cache
 import pytest
+
+import mimo_cache
 from mimo_cache import cli
 
 HEADER = {"block_size": 64, "requests": 3, "name": "small"}

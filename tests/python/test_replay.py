@@ -10,8 +10,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-import mimo_cache
 import pytest
+
+import mimo_cache
 from mimo_cache.replay import best_split, replay
 
 PAGE = 64
@@ -104,7 +105,7 @@ def test_capacity_as_bytes_as_tokens_and_as_share(tmp_path: Path) -> None:
 def test_the_same_trace_gives_the_same_numbers(tmp_path: Path) -> None:
     trace = write(tmp_path / "t.jsonl", some_prompts(random.Random(7), 200, 40))
     first, second = (
-        replay(trace, model="mimo-v2.5-pro", capacity="3000", swa_share=0.5, seed=seed) for seed in (0, 12345)
+        replay(trace, model="mimo-v2.5-pro", capacity="6000", swa_share=0.5, seed=seed) for seed in (0, 12345)
     )
     for timing in ("seconds", "requests_per_second"):
         del first[timing], second[timing]
@@ -119,6 +120,11 @@ def test_errors_have_their_class_and_line(tmp_path: Path) -> None:
     assert broken.value.line == 3
     with pytest.raises(mimo_cache.InvalidArgument):
         replay(trace, model="mimo-v2.5-pro", capacity="none")
+    for wrong in ({"page_size": "64"}, {"chunk": -1}, {"seed": 2**64}, {"model": 5}, {"swa_share": "half"}):
+        with pytest.raises(mimo_cache.InvalidArgument, match=next(iter(wrong))):
+            replay(trace, **{"model": "mimo-v2.5-pro", "capacity": "1M", **wrong})
+    with pytest.raises(mimo_cache.InvalidArgument, match="trace is of type int"):
+        replay(5, model="mimo-v2.5-pro", capacity="1M")  # type: ignore[arg-type]
     with pytest.raises(OSError, match="missing"):
         replay(tmp_path / "missing", model="mimo-v2.5-pro", capacity="1M")
 
