@@ -205,8 +205,9 @@ impl PySequence {
         PyList::new(py, children.map(|child| Bound::new(py, child)).collect::<PyResult<Vec<_>>>()?)
     }
 
-    #[pyo3(signature = (store=true))]
-    fn park(&self, py: Python<'_>, store: bool) -> PyResult<()> {
+    #[pyo3(signature = (store=None), text_signature = "($self, store=True)")]
+    fn park(&self, py: Python<'_>, store: Option<&Bound<'_, PyAny>>) -> PyResult<()> {
+        let store = args::flag(store, true, "store")?;
         let (id, work) = (self.id, self.work(py)?);
         self.handle.call(py, work, |cache| cache.park(id, store))
     }
