@@ -4,6 +4,7 @@
 //! valgrind the marks do nothing, so the binary can be run plainly too.
 
 mod common;
+#[allow(dead_code)] // the tree bench runs the rest
 mod scenarios;
 
 use common::driver::{CHUNK, Driver, PAGE, config};

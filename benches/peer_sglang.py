@@ -40,7 +40,8 @@ from sglang.srt.mem_cache.unified_radix_cache import UnifiedRadixCache  # noqa: 
 
 SCENARIOS = Path(__file__).resolve().parent.parent / "python" / "mimo_cache" / "bench" / "scenarios.py"
 spec = importlib.util.spec_from_file_location("scenarios", SCENARIOS)
-assert spec is not None and spec.loader is not None
+assert spec is not None
+assert spec.loader is not None
 sc: Any = importlib.util.module_from_spec(spec)
 sys.modules["scenarios"] = sc
 spec.loader.exec_module(sc)
@@ -101,7 +102,8 @@ class Peer:
         """
         full = self.allocator.full_attn_allocator.alloc(tokens)
         swa = self.allocator.swa_attn_allocator.alloc(tokens)
-        assert full is not None and swa is not None, "the peer's pool is full"
+        assert full is not None, "the peer's full pool is full"
+        assert swa is not None, "the peer's SWA pool is full"
         self.allocator.set_full_to_swa_mapping(full, swa)
         return full
 
@@ -338,7 +340,11 @@ def main() -> None:
     if args.once:
         print(json.dumps(RUN[args.scenarios[0]](args.scale)))
         return
-    out: dict[str, Any] = {"peer": "SGLang", "version": importlib.metadata.version("sglang"), "torch": torch.__version__}
+    out: dict[str, Any] = {
+        "peer": "SGLang",
+        "version": importlib.metadata.version("sglang"),
+        "torch": torch.__version__,
+    }
     for name in args.scenarios or list(RUN):
         runs = []
         # Which tokens hit is a function of the seed alone: one run tells all.

@@ -45,10 +45,11 @@ fn once(n: usize, run: u64) -> f64 {
 
 /// A full cache: old filler, then the waiting prompts with a checkpoint in the middle and one at the end.
 pub fn prepare(n: usize, run: u64) -> (Driver, Vec<Request>) {
-    let filler = UNRELATED + 64;
+    let filler = UNRELATED + 256;
     let full = WAITING * (n / PAGE) + filler * (OTHER / PAGE) + 256;
-    // Two SWA pages a checkpoint; room for the filler's and both of each waiting prompt, not for more.
-    let mut driver = Driver::new(config(full, 2 * (filler + 2 * WAITING) + 64));
+    // Two SWA pages a checkpoint; room for the ends of the waiting prompts and for 1,000 newer checkpoints, so that these
+    // push out what is older: the filler's and the middles.
+    let mut driver = Driver::new(config(full, 2 * (WAITING + UNRELATED + 32)));
     for i in 0..filler as u64 {
         driver.run(tokens(run << 32 | 1 << 24 | i, OTHER));
     }
@@ -72,7 +73,7 @@ pub fn disturb(driver: &mut Driver, waiting: &[Request], run: u64) {
     let before = checkpoints(driver);
     for i in 0u64.. {
         driver.run(tokens(run << 32 | 3 << 24 | i, OTHER));
-        let enough = i as usize + 1 >= UNRELATED && i % 32 == 0;
+        let enough = i as usize + 1 >= UNRELATED;
         if enough && checkpoints(driver).iter().zip(&before).all(|(now, then)| now < then) {
             break;
         }

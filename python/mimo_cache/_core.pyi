@@ -749,6 +749,9 @@ class PrefixCache:
     @property
     def scratch_pages(self) -> int:
         """Part of `swa_pages` that serves chunk pages beyond the window."""
+    def swa_width(self, slots: SupportsIndex) -> int:
+        """Columns of a compact SWA table for sequences with up to `slots` reserved positions (a chunk, or drafts), the
+        same at every step: ceil((W + slots) / page_size) + 2, or 0 without an SWA group."""
     def request(
         self,
         tokens: _Tokens,

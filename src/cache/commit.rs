@@ -1,11 +1,11 @@
 //! `commit`: rows become final, whole pages become the tree's, windows move on.
 
-use super::sequence::{Duplicate, Seq, SwaHold};
+use super::sequence::{Duplicate, SwaHold};
 use super::{Cache, Commit, Group, SeqId};
 use crate::error::{Error, Result};
 use crate::policy::{NIL, kind};
 use crate::pool::{Computed, Full, Page};
-use crate::tree::{Query, Tree, WalkPlace};
+use crate::tree::{Query, WalkPlace};
 use smallvec::SmallVec;
 
 /// What may happen to a page that the tree already has.
@@ -143,7 +143,7 @@ impl Cache {
                 self.tree.evict_tenant_full(tenant, (want - room).min(1 << 30) as u32);
             }
             let room = if self.tree.has_full { self.tree.share_left(tenant).0 } else { u64::MAX };
-            let count = want.min(room) as u32;
+            let count = self.unshared_full(index, want.min(room) as u32);
             if count == 0 {
                 return;
             }
@@ -238,7 +238,7 @@ impl Cache {
 
     /// Makes a checkpoint at boundary `end` (in pages) from the pages the tree has and those the sequence holds.
     pub(super) fn keep(&mut self, index: u32, end: u32, kinds: u8) {
-        let tree = &mut self.tree;
+        let tree = &self.tree;
         let seq = &self.seqs[index];
         if tree.need == 0 || end == 0 {
             return;
@@ -250,26 +250,21 @@ impl Cache {
             pages += 1;
         }
         let mut slots = tree.path_slots(node, end - pages, end);
-        let lacks = |tree: &Tree, seq: &Seq, i: usize, slots: &[u32]| {
-            let logical = end - pages + i as u32;
-            tree.slots.swa(slots[i]) == 0 && !(seq.swa_first..seq.swa_end()).contains(&logical)
-        };
-        if pages > tree.need_at(end) && lacks(tree, seq, 0, &slots) {
+        if pages > tree.need_at(end) && tree.slots.swa(slots[0]) == 0 && !self.has_rows(index, end - pages) {
             slots.remove(0);
             pages -= 1;
         }
         let holes = slots.iter().filter(|&&s| tree.slots.swa(s) == 0).count() as u64;
-        let whole = (0..slots.len()).all(|i| {
-            let logical = end - pages + i as u32;
-            tree.slots.swa(slots[i]) != 0 || (seq.swa_first..seq.swa_end()).contains(&logical)
-        });
+        let whole =
+            (0..slots.len()).all(|i| tree.slots.swa(slots[i]) != 0 || self.has_rows(index, end - pages + i as u32));
         if !whole {
             return;
         }
-        let (_, room) = tree.share_left(seq.tenant);
+        let tenant = seq.tenant;
+        let (_, room) = tree.share_left(tenant);
         if holes > room {
-            tree.evict_tenant_swa(seq.tenant, holes - room);
-            if holes > tree.share_left(seq.tenant).1 {
+            self.tree.evict_tenant_swa(tenant, holes - room);
+            if holes > self.tree.share_left(tenant).1 {
                 return;
             }
         }
@@ -304,12 +299,19 @@ impl Cache {
         }
     }
 
+    /// The sequence holds the SWA page, and its rows are there: no copy into it is still to be run.
+    fn has_rows(&self, index: u32, logical: u32) -> bool {
+        let seq = &self.seqs[index];
+        let id = logical.checked_sub(seq.swa_first).and_then(|i| seq.swa.get(i as usize)).map(SwaHold::id);
+        id.is_some_and(|id| !self.pending.iter().any(|p| p.copy.group == Group::Swa && p.copy.dst == id))
+    }
+
     /// Publishes the SWA page of logical page `logical` into `slot`, if there is a hole; the sequence keeps a lease.
     fn offer(&mut self, index: u32, logical: u32, slot: u32) {
-        let seq = &mut self.seqs[index];
-        if self.tree.slots.swa(slot) != 0 {
+        if self.tree.slots.swa(slot) != 0 || !self.has_rows(index, logical) {
             return;
         }
+        let seq = &mut self.seqs[index];
         let i = (logical - seq.swa_first) as usize;
         let SwaHold::Private(page) = std::mem::replace(&mut seq.swa[i], SwaHold::Leased(NIL)) else {
             unreachable!("a leased page is in its slot")

@@ -22,9 +22,10 @@ impl Cache {
             return Err(Error::invalid("number of forks", m, "1 to 4096"));
         }
         let known = seq.tokens.len() as u64;
-        let total = known.checked_add(credit).filter(|&t| t <= MAX_TOKENS).ok_or_else(|| {
-            Error::invalid("credit", credit, format!("at most {}", MAX_TOKENS - known))
-        })?;
+        let total = known
+            .checked_add(credit)
+            .filter(|&t| t <= MAX_TOKENS)
+            .ok_or_else(|| Error::invalid("credit", credit, format!("at most {}", MAX_TOKENS - known)))?;
         let page = self.page();
         let whole = seq.committed / page;
         let partial = u64::from(seq.committed % page != 0);
@@ -34,7 +35,8 @@ impl Cache {
             // A prefix whose full KV is leased beyond the committed length (p > q) is shared as well.
             let shared = whole.max(u64::from(seq.leased));
             let needed = budget.saturating_sub(shared) * m64;
-            let there = u64::from(self.tree.full.total()) - u64::from(self.tree.full.private()) - self.tree.leased_full();
+            let there =
+                u64::from(self.tree.full.total()) - u64::from(self.tree.full.private()) - self.tree.leased_full();
             let now = self.copies_full(seq) * m64;
             let free = u64::from(self.tree.full.free()) + self.tree.evictable_full();
             if needed + self.promised > there || now > free {

@@ -3,7 +3,8 @@
 
 use super::{Cache, Group, PageCopy, Plan};
 use crate::error::Result;
-use crate::pool::{Hold, MoveBucket, NONE, Stamp};
+use crate::pool::{Full, Hold, MoveBucket, NONE, Page, Reserved, Stamp};
+use crate::tree::Tree;
 
 /// A copy that no plan contains yet.
 #[derive(Debug)]
@@ -119,6 +120,23 @@ impl Cache {
             std::mem::take(&mut self.pending).into_iter().partition(|p| p.owner == owner && !held(&p.copy));
         self.pending = kept;
         self.release_holds(gone.into_iter().map(|p| p.hold).collect(), NONE);
+    }
+
+    /// How many of the first `most` of a sequence's own full pages it shares with nobody but copies. Those that forks
+    /// share by count have no single owner to take them from and are not published while they do.
+    pub(super) fn unshared_full(&mut self, index: u32, most: u32) -> u32 {
+        if !self.tree.full.has_shares() {
+            return most;
+        }
+        let (tree, pending) = (&mut self.tree, &self.pending);
+        let holds = |tree: &mut Tree, page: u32| {
+            let is = |h: &Hold| matches!(h, Hold::Full(p) if p.id() == page);
+            let waiting = tree.fence.moves_mut().flat_map(|m| &m.holds).filter(|h| is(h)).count();
+            (waiting + pending.iter().filter(|p| is(&p.hold)).count()) as u32
+        };
+        let mut own = self.seqs[index].own.iter().take(most as usize);
+        let shared = |p: &Page<Full, Reserved>, tree: &mut Tree| tree.full.handles(p.id()) > 1 + holds(tree, p.id());
+        own.position(|p| shared(p, tree)).map_or(most, |i| i as u32)
     }
 
     /// Holds on the first `count` of a sequence's own full pages are taken off, so that they can be published. Returns

@@ -160,7 +160,8 @@ impl Cache {
             let pinned = if found.root.is_some() { tree.unleased_above(found.place) } else { 0 };
             let free = u64::from(tree.full.total()) - u64::from(tree.full.private()) - tree.leased_full();
             if needed + self.promised + pinned > free {
-                return Err(self.out_of_full(needed));
+                // Cached pages that the match would pin are taken as well.
+                return Err(self.out_of_full(needed + pinned));
             }
         }
         if tree.has_swa {

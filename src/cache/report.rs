@@ -155,7 +155,9 @@ impl Cache {
             let kinds = c.kinds.join(" and ");
             out.lines.push(format!("The boundary {q} is kept by a {kinds} checkpoint of turn {}.", c.turn));
         } else if q > 0 && self.tree.need > 0 {
-            out.lines.push(format!("The boundary {q} is window-safe through pages that other boundaries or sequences keep."));
+            out.lines.push(format!(
+                "The boundary {q} is window-safe through pages that other boundaries or sequences keep."
+            ));
         }
         for (cause, tokens) in r.misses.items().into_iter().filter(|(_, t)| *t > 0) {
             out.lines.push(match cause {
@@ -265,15 +267,23 @@ impl Cache {
         let have = (quota, promised, scratch, parked, holds);
         let want = (self.quota, self.promised, self.scratch_used, self.parked, self.copy_holds);
         if have != want {
-            return Err(format!("sequences sum to {have:?}, counted {want:?} (quota, promised, scratch, parked, holds)"));
+            return Err(format!(
+                "sequences sum to {have:?}, counted {want:?} (quota, promised, scratch, parked, holds)"
+            ));
         }
-        if full.len() as u32 != t.full.private() || full.iter().any(|(&id, &n)| !t.full.is_private(id) || t.full.handles(id) != n) {
+        if full.len() as u32 != t.full.private()
+            || full.iter().any(|(&id, &n)| !t.full.is_private(id) || t.full.handles(id) != n)
+        {
             return Err("full pages of sequences and private pages differ".into());
         }
-        if swa.len() as u32 != t.swa.private() || swa.iter().any(|(&id, &n)| !t.swa.is_private(id) || t.swa.handles(id) != n) {
+        if swa.len() as u32 != t.swa.private()
+            || swa.iter().any(|(&id, &n)| !t.swa.is_private(id) || t.swa.handles(id) != n)
+        {
             return Err("SWA pages of sequences and private pages differ".into());
         }
-        if leases.len() as u64 != t.leased_swa() || leases.iter().any(|(&id, &n)| t.swa_meta.get(id as usize).leases != n) {
+        if leases.len() as u64 != t.leased_swa()
+            || leases.iter().any(|(&id, &n)| t.swa_meta.get(id as usize).leases != n)
+        {
             return Err("SWA leases of sequences and of pages differ".into());
         }
         if t.has_swa && u64::from(t.swa.private() + t.swa.cached()) - self.scratch_used > self.swa_share() {

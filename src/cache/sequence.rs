@@ -118,7 +118,8 @@ impl Seq {
         let page = u64::from(tree.page);
         let window = self.committed.saturating_sub(u64::from(tree.window + tree.n_mtp)) / page;
         let last = self.committed / page;
-        let due = self.exact && last == u64::from(self.prompt_end) && self.published < self.prompt_end;
+        let publishes = self.store && tree.roots[self.root].attached;
+        let due = publishes && self.exact && last == u64::from(self.prompt_end) && self.published < self.prompt_end;
         let boundary = last.saturating_sub(u64::from(tree.need) + u64::from(due));
         window.min(boundary) as u32
     }

@@ -30,9 +30,10 @@ impl Cache {
     pub fn reserve(&mut self, id: SeqId, n: u64) -> Result<()> {
         let seq = self.open_seq(id, "reserve")?;
         let end = seq.committed + seq.reserved;
-        let end = end.checked_add(n).filter(|&e| e <= MAX_TOKENS).ok_or_else(|| {
-            Error::invalid("slots to reserve", n, format!("at most {} more", MAX_TOKENS - end))
-        })?;
+        let end = end
+            .checked_add(n)
+            .filter(|&e| e <= MAX_TOKENS)
+            .ok_or_else(|| Error::invalid("slots to reserve", n, format!("at most {} more", MAX_TOKENS - end)))?;
         let pages = end.div_ceil(self.page());
         let (full, swa) = self.room_for(id.index, pages)?;
         for _ in 0..full {
@@ -189,7 +190,11 @@ impl Cache {
             if self.tree.has_swa {
                 let base = seq.committed.saturating_sub(u64::from(self.tree.window)) / self.page();
                 let from = if out.swa_base.is_some() { base } else { 0 };
-                check("columns of the SWA table", out.swa_width, u64::from(seq.swa_end()).saturating_sub(from) as usize)?;
+                check(
+                    "columns of the SWA table",
+                    out.swa_width,
+                    u64::from(seq.swa_end()).saturating_sub(from) as usize,
+                )?;
             }
         }
         Ok(())

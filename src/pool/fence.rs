@@ -104,11 +104,8 @@ impl Fence {
     /// Retires the oldest running step and returns what waited for it.
     pub fn retire(&mut self, step: u64) -> Result<Bucket> {
         if self.running.is_empty() || step != self.retired {
-            let expected = if self.running.is_empty() {
-                "none: no step is running".to_string()
-            } else {
-                self.retired.to_string()
-            };
+            let expected =
+                if self.running.is_empty() { "none: no step is running".to_string() } else { self.retired.to_string() };
             return Err(Error::Order { what: "step to retire", value: step, expected });
         }
         self.retired += 1;

@@ -168,7 +168,10 @@ impl<G: PoolGroup> Pool<G> {
         (1..self.fresh).for_each(|id| seen[*self.state.get(id as usize) as usize] += 1);
         let want = [self.free.len() as u32, self.private, self.cached, self.quarantined];
         if seen != want {
-            return Err(format!("{} pool: states {seen:?}, counts {want:?} (free, private, cached, quarantined)", G::NAME));
+            return Err(format!(
+                "{} pool: states {seen:?}, counts {want:?} (free, private, cached, quarantined)",
+                G::NAME
+            ));
         }
         let sum = self.free() + self.private + self.cached + self.quarantined;
         if sum != self.total {

@@ -170,6 +170,12 @@ impl PyPrefixCache {
         self.config.scratch_pages
     }
 
+    fn swa_width(&self, slots: &Bound<'_, PyAny>) -> PyResult<u64> {
+        let slots = args::int(slots, "slots", 0, U32)?;
+        let pages = (u64::from(self.config.window) + slots).div_ceil(u64::from(self.config.page_size));
+        Ok(if self.config.swa_pages == 0 { 0 } else { pages + 2 })
+    }
+
     #[pyo3(
         signature = (tokens, key=None, spans=None, tenant=None, store=None),
         text_signature = "($self, tokens, key=None, spans=None, tenant=0, store=True)"

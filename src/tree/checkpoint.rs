@@ -1,7 +1,6 @@
 //! Checkpoints: what keeps the SWA pages of a boundary's window, and so makes the boundary resumable.
 
 use super::Tree;
-use super::node::Children;
 use crate::policy::{NIL, Policy, kind};
 use smallvec::SmallVec;
 
@@ -125,7 +124,9 @@ impl Tree {
                 continue;
             }
             let near = self.ckpts.get(meta.hint).is_some_and(|c| {
-                c.end > end && c.end - c.pages < end && self.nodes[self.slots.node(c.slot)].root == self.nodes[node].root
+                c.end > end
+                    && c.end - c.pages < end
+                    && self.nodes[self.slots.node(c.slot)].root == self.nodes[node].root
             });
             if near {
                 self.touch_ckpt(meta.hint);
@@ -155,7 +156,7 @@ impl Tree {
                 }
                 if kept < n {
                     kept += 1;
-                } else if ck.matched && ck.pins == 0 && !(ck.end == nd.end() && nd.children.len() >= 2) {
+                } else if ck.matched && ck.pins == 0 && !(ck.end == nd.end() && nd.children >= 2) {
                     drop.push(c);
                 }
             }
@@ -190,7 +191,7 @@ impl Tree {
         for _ in 0..8 {
             let parent = self.nodes[at].parent;
             let p = &self.nodes[parent];
-            if p.is_root() || p.children.len() != 1 {
+            if p.is_root() || p.children != 1 {
                 break;
             }
             if let Some(&last) = p.ckpts.last() {
@@ -204,10 +205,10 @@ impl Tree {
     fn has_deeper(&self, node: u32) -> bool {
         let mut at = node;
         for _ in 0..8 {
-            match self.nodes[at].children {
-                Children::One(c) => at = c,
-                _ => return false,
+            if self.nodes[at].children != 1 {
+                return false;
             }
+            at = self.nodes[at].first_child;
             if !self.nodes[at].ckpts.is_empty() {
                 return true;
             }

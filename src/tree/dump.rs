@@ -25,10 +25,10 @@ impl Tree {
         for (_, root) in self.roots.iter() {
             let state = if root.attached { "" } else { " (cleared)" };
             let _ = writeln!(out, "root {}{state}", hex(&root.key));
-            let mut stack: Vec<(u32, usize)> = self.nodes[root.node].children.iter().map(|c| (c, 1)).collect();
+            let mut stack: Vec<(u32, usize)> = self.children(root.node).map(|c| (c, 1)).collect();
             while let Some((id, indent)) = stack.pop() {
                 let _ = writeln!(out, "{:indent$}{}", "", self.label(id), indent = indent * 2);
-                stack.extend(self.nodes[id].children.iter().map(|c| (c, indent + 1)));
+                stack.extend(self.children(id).map(|c| (c, indent + 1)));
             }
         }
         out

@@ -244,7 +244,7 @@ impl Tree {
             if stopped || left == 0 {
                 continue;
             }
-            for child in self.nodes[node].children.iter() {
+            for child in self.children(node) {
                 let first = self.nodes[child].runs[0].start;
                 if self.slots.swa(first) != 0 || self.slots.flags(first) & flag::SAFE != 0 {
                     stack.push((child, 0, run, left));
@@ -283,7 +283,7 @@ impl Tree {
                         parent = key;
                     }
                 }
-                stack.extend(node.children.iter().map(|c| (c, parent, run)));
+                stack.extend(self.children(id).map(|c| (c, parent, run)));
             }
         }
         Snapshot { number: self.events.next - 1, pages }

@@ -2,7 +2,6 @@
 
 use super::Tree;
 use super::node::Place;
-use super::slots::Run;
 use crate::policy::{NIL, Policy};
 
 /// What an eviction freed.
@@ -39,7 +38,21 @@ impl Tree {
             .flatten()
             .or_else(|| self.dead.victim())
             .or_else(|| self.order.victim())
-            .or_else(|| self.pinned.victim())
+            .or_else(|| self.pinned_leaf())
+    }
+
+    /// The oldest pinned leaf. A node that was pinned before something below it stands before it in the order; those
+    /// go to the young end.
+    fn pinned_leaf(&mut self) -> Option<u32> {
+        for _ in 0..self.pinned.len() {
+            let id = self.pinned.victim()?;
+            if self.nodes[id].is_leaf() {
+                return Some(id);
+            }
+            self.pinned.remove(id);
+            self.pinned.insert(id);
+        }
+        None
     }
 
     /// An evictable leaf below a detached root.
@@ -48,20 +61,18 @@ impl Tree {
             let mut at = self.roots[root].node;
             loop {
                 let node = &self.nodes[at];
-                if node.children.is_empty() {
+                if node.is_leaf() {
                     return (node.place == Place::Evictable).then_some(at);
                 }
                 let free = |c: &u32| matches!(self.nodes[*c].place, Place::Evictable) || self.nodes[*c].is_leased();
-                at = node.children.iter().take(DETACHED_LIMIT).find(free)?;
+                at = self.children(at).take(DETACHED_LIMIT).find(free)?;
             }
         })
     }
 
     /// Takes up to `want` pages from the end of an evictable leaf.
     fn evict_tail(&mut self, id: u32, want: u32) -> u32 {
-        debug_assert!(self.nodes[id].children.is_empty() && self.nodes[id].place == Place::Evictable);
-        let start = self.nodes[id].runs[0].start;
-        let first_hash = self.page_hash(self.slots.tokens(Run { start, len: 1 }));
+        debug_assert!(self.nodes[id].is_leaf() && self.nodes[id].place == Place::Evictable);
         let mut got = 0;
         // A stretch without checkpoint at its end goes only down to the last checkpoint while it is taken as dead.
         let was_dead = self.dead.contains(id);
@@ -80,7 +91,7 @@ impl Tree {
             self.counters.full += 1;
             got += 1;
             if self.nodes[id].len == 0 {
-                self.remove_empty(id, first_hash);
+                self.remove_empty(id);
                 return got;
             }
         }
@@ -117,16 +128,14 @@ impl Tree {
     /// the node is gone.
     pub(super) fn trim_tail(&mut self, id: u32) -> bool {
         let node = &self.nodes[id];
-        if self.has_full || node.is_root() || node.is_leased() || node.is_pinned() || !node.children.is_empty() {
+        if self.has_full || node.is_root() || node.is_leased() || node.is_pinned() || !node.is_leaf() {
             return false;
         }
-        let start = node.runs[0].start;
-        let first_hash = self.page_hash(self.slots.tokens(Run { start, len: 1 }));
         while self.nodes[id].len > 0 && self.slots.swa(self.nodes[id].last_slot()) == 0 {
             self.remove_tail(id);
         }
         if self.nodes[id].len == 0 {
-            self.remove_empty(id, first_hash);
+            self.remove_empty(id);
             return true;
         }
         false
@@ -205,7 +214,7 @@ impl Tree {
             if got >= want {
                 return;
             }
-            if self.nodes[id].tenant == tenant && self.nodes[id].children.is_empty() {
+            if self.nodes[id].tenant == tenant && self.nodes[id].is_leaf() {
                 got += self.evict_tail(id, want - got);
             }
         }

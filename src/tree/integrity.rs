@@ -22,27 +22,60 @@ impl Tree {
             ensure!(node.is_root() && node.root == rid && node.len == 0, "root {rid} has no root node");
             ensure!(!root.attached || self.by_key.get(&root.key) == Some(&rid), "attached root {rid} is not found");
             ensure!(root.attached || self.detached.contains(&rid), "root {rid} is neither attached nor detached");
-            ensure!(!node.children.is_empty() || node.is_leased(), "root {rid} is empty and stays");
+            ensure!(!node.is_leaf() || node.is_leased(), "root {rid} is empty and stays");
             self.check_below(root.node, rid, &mut sums)?;
         }
         ensure!(sums.nodes == self.nodes.len(), "{} nodes reached, {} exist", sums.nodes, self.nodes.len());
         ensure!(sums.slots == self.slots.live(), "{} slots reached, {} live", sums.slots, self.slots.live());
         ensure!(sums.ckpts == self.ckpts.len(), "{} checkpoints reached, {} exist", sums.ckpts, self.ckpts.len());
-        ensure!(sums.full.len() as u32 == self.full.cached(), "{} full pages in slots, {} cached", sums.full.len(), self.full.cached());
-        ensure!(sums.swa.len() as u32 == self.swa.cached(), "{} SWA pages in slots, {} cached", sums.swa.len(), self.swa.cached());
-        ensure!(sums.leased_full == self.leased_full, "{} full pages leased, counted {}", sums.leased_full, self.leased_full);
+        ensure!(
+            sums.full.len() as u32 == self.full.cached(),
+            "{} full pages in slots, {} cached",
+            sums.full.len(),
+            self.full.cached()
+        );
+        ensure!(
+            sums.swa.len() as u32 == self.swa.cached(),
+            "{} SWA pages in slots, {} cached",
+            sums.swa.len(),
+            self.swa.cached()
+        );
+        ensure!(
+            sums.leased_full == self.leased_full,
+            "{} full pages leased, counted {}",
+            sums.leased_full,
+            self.leased_full
+        );
         ensure!(sums.pending == self.pending_full, "{} full pages wait, counted {}", sums.pending, self.pending_full);
-        ensure!(sums.swa_leased == self.swa_leased, "{} SWA pages leased, counted {}", sums.swa_leased, self.swa_leased);
-        ensure!(sums.swa_waiting == self.swa_waiting, "{} SWA pages wait, counted {}", sums.swa_waiting, self.swa_waiting);
+        ensure!(
+            sums.swa_leased == self.swa_leased,
+            "{} SWA pages leased, counted {}",
+            sums.swa_leased,
+            self.swa_leased
+        );
+        ensure!(
+            sums.swa_waiting == self.swa_waiting,
+            "{} SWA pages wait, counted {}",
+            sums.swa_waiting,
+            self.swa_waiting
+        );
         let listed = self.order.len() + self.pinned.len();
         ensure!(sums.listed == listed, "{} nodes evictable, {listed} in order", sums.listed);
         ensure!(sums.dead == self.dead.len(), "{} dead ends, {} listed", sums.dead, self.dead.len());
         ensure!(self.ckpt_order.len() + self.ckpt_pinned.len() == self.ckpts.len(), "a checkpoint is in no order");
         for (id, c) in self.ckpts.iter() {
-            for page in self.window_pages(self.slots.node(c.slot), c.end, c.pages).ok_or(format!("checkpoint {id} has a hole"))? {
+            for page in self
+                .window_pages(self.slots.node(c.slot), c.end, c.pages)
+                .ok_or(format!("checkpoint {id} has a hole"))?
+            {
                 *sums.refs.entry(page).or_insert(0) += 1;
             }
-            ensure!(c.pages >= self.need_at(c.end), "checkpoint {id} keeps {} pages, its window has {}", c.pages, self.need_at(c.end));
+            ensure!(
+                c.pages >= self.need_at(c.end),
+                "checkpoint {id} keeps {} pages, its window has {}",
+                c.pages,
+                self.need_at(c.end)
+            );
             ensure!(c.kinds != 0, "checkpoint {id} has no kind");
         }
         for &page in &sums.swa {
@@ -68,7 +101,8 @@ impl Tree {
             ensure!(n.root == root, "node {id} names root {}, hangs below {root}", n.root);
             ensure!(n.runs.iter().map(|r| r.len).sum::<u32>() == n.len, "node {id}: runs and length differ");
             ensure!(n.is_root() || n.len > 0, "node {id} has no pages");
-            let kids: Vec<u32> = n.children.iter().collect();
+            let kids: Vec<u32> = self.children(id).collect();
+            ensure!(kids.len() as u32 == n.children, "node {id} counts {} children, has {}", n.children, kids.len());
             let leased = kids.iter().filter(|&&c| self.nodes[c].is_leased()).count() as u32;
             ensure!(leased == n.leased_children, "node {id}: {leased} children leased, counted {}", n.leased_children);
             let pinned = kids.iter().filter(|&&c| self.nodes[c].is_pinned()).count() as u32;
@@ -77,11 +111,16 @@ impl Tree {
             for &c in &kids {
                 let child = &self.nodes[c];
                 ensure!(child.parent == id && child.depth == n.end(), "node {c} does not continue node {id}");
+                ensure!(child.hash == self.first_page_hash(c), "node {c} has another hash than its first page");
+                ensure!(self.children_with(id, child.hash).any(|x| x == c), "node {c} is not in the child table");
                 let first = child.runs[0].start;
                 let tokens = self.slots.tokens(super::Run { start: first, len: 1 });
                 let spans: Vec<_> = self.slots.spans(first).iter().map(|s| (s.at, s.offset, s.count, s.hash)).collect();
                 ensure!(firsts.insert((tokens, spans)), "node {id} has two children with one first page");
-                ensure!(self.nodes[c].stamp <= n.stamp || n.is_leased() || n.is_root(), "node {id} retires before its child");
+                ensure!(
+                    self.nodes[c].stamp <= n.stamp || n.is_leased() || n.is_root(),
+                    "node {id} retires before its child"
+                );
                 stack.push(c);
             }
             let full = u64::from(n.len) * u64::from(self.has_full);
@@ -132,7 +171,10 @@ impl Tree {
                 let (full, swa) = (self.slots.full(slot), self.slots.swa(slot));
                 ensure!((full != 0) == self.has_full, "slot {slot} has full page {full}");
                 if full != 0 {
-                    ensure!(sums.full.insert(full) && self.full.is_cached(full), "full page {full} is not the tree's alone");
+                    ensure!(
+                        sums.full.insert(full) && self.full.is_cached(full),
+                        "full page {full} is not the tree's alone"
+                    );
                     sums.tenants.entry(n.tenant).or_default().0 += 1;
                 }
                 let (bits, place) = self.slots.swa_bits(slot);
@@ -144,7 +186,10 @@ impl Tree {
                     sums.swa_leased += u64::from(meta.leases > 0);
                     sums.swa_waiting += u64::from(meta.waiting);
                     ensure!(!meta.waiting || meta.leases == 0, "SWA page {swa} waits under a lease");
-                    ensure!(meta.leases > 0 || meta.waiting != self.fence.is_retired(meta.stamp), "SWA page {swa} waits wrongly");
+                    ensure!(
+                        meta.leases > 0 || meta.waiting != self.fence.is_retired(meta.stamp),
+                        "SWA page {swa} waits wrongly"
+                    );
                     sums.tenants.entry(meta.tenant).or_default().1 += 1;
                     swa_count += 1;
                 }
@@ -158,7 +203,7 @@ impl Tree {
         }
         ensure!(n.swa == swa_count, "node {id} counts {} SWA pages, has {swa_count}", n.swa);
         ensure!(n.ckpts.as_slice() == ckpts, "node {id} lists checkpoints {:?}, has {ckpts:?}", n.ckpts);
-        let keeps = n.is_root() || self.has_full || n.is_leased() || n.is_pinned() || !n.children.is_empty();
+        let keeps = n.is_root() || self.has_full || n.is_leased() || n.is_pinned() || !n.is_leaf();
         ensure!(keeps || self.slots.swa(n.last_slot()) != 0, "node {id} ends in pages that hold nothing");
         sums.ckpts += ckpts.len();
         Ok(())

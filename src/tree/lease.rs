@@ -19,7 +19,11 @@ impl Tree {
                 self.leased_full += u64::from(self.nodes[at].len) * u64::from(self.has_full);
             }
             let node = &mut self.nodes[at];
-            if direct { node.leases += 1 } else { node.leased_children += 1 }
+            if direct {
+                node.leases += 1
+            } else {
+                node.leased_children += 1
+            }
             if was || node.is_root() {
                 return;
             }
@@ -37,7 +41,11 @@ impl Tree {
         let mut below = None;
         loop {
             let node = &mut self.nodes[at];
-            if direct { node.leases -= 1 } else { node.leased_children -= 1 }
+            if direct {
+                node.leases -= 1
+            } else {
+                node.leased_children -= 1
+            }
             node.stamp = node.stamp.max(carry);
             carry = node.stamp;
             if node.is_leased() {

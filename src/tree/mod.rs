@@ -6,6 +6,7 @@
 //! above; nodes are split where a lease ends, and joined again when both parts are let go together.
 
 mod checkpoint;
+mod children;
 mod dump;
 pub mod events;
 mod evict;
@@ -29,6 +30,7 @@ use crate::key::{Key, root_key};
 use crate::policy::{LruList, Policy};
 use crate::pool::chunk::{Arena, ChunkVec};
 use crate::pool::{Fence, Full, Pool, Stamp, Swa};
+use children::ChildTable;
 use events::Events;
 use foldhash::fast::FixedState;
 use ghost::Ghosts;
@@ -137,6 +139,7 @@ pub struct Tree {
     pub(crate) ghosts: Ghosts,
     pub(crate) events: Events,
     hash: FixedState,
+    table: ChildTable,
     pub(crate) counters: Counters,
 }
 
@@ -152,7 +155,7 @@ impl Tree {
             has_full: c.full_pages > 0,
             has_swa,
             fingerprint: c.fingerprint,
-            slots: Slots::new(c.page_size),
+            slots: Slots::new(c.page_size, u64::from(c.full_pages.max(c.swa_pages))),
             nodes: Arena::default(),
             roots: Arena::default(),
             by_key: BTreeMap::new(),
@@ -184,6 +187,7 @@ impl Tree {
             ghosts: Ghosts::new(c.ghost_pages, c.seed),
             events: Events::new(c.event_capacity),
             hash: FixedState::with_seed(c.seed),
+            table: ChildTable::default(),
             counters: Counters::default(),
         }
     }
@@ -219,7 +223,7 @@ impl Tree {
     fn prune_root(&mut self, root: u32) {
         let r = &self.roots[root];
         let node = &self.nodes[r.node];
-        if !node.children.is_empty() || node.is_leased() {
+        if !node.is_leaf() || node.is_leased() {
             return;
         }
         let r = self.roots.remove(root);
@@ -300,9 +304,9 @@ impl Tree {
 
     /// Pages the tenant may still publish without letting some go.
     pub(crate) fn share_left(&self, tenant: u32) -> (u64, u64) {
-        self.tenants.get(&tenant).map_or((u64::MAX, u64::MAX), |t| {
-            (t.max_full.saturating_sub(t.full), t.max_swa.saturating_sub(t.swa))
-        })
+        self.tenants
+            .get(&tenant)
+            .map_or((u64::MAX, u64::MAX), |t| (t.max_full.saturating_sub(t.full), t.max_swa.saturating_sub(t.swa)))
     }
 
     /// Tokens after the end of a published SWA page with which its MTP rows were made.
@@ -323,7 +327,12 @@ impl Tree {
 
     /// Estimate of the tree's own bytes.
     pub(crate) fn bytes(&self) -> u64 {
-        self.slots.bytes() + self.nodes.bytes() + self.ckpts.bytes() + self.swa_meta.bytes() + self.records.bytes()
+        self.slots.bytes()
+            + self.nodes.bytes()
+            + self.table.bytes()
+            + self.ckpts.bytes()
+            + self.swa_meta.bytes()
+            + self.records.bytes()
     }
 }
 
@@ -372,7 +381,7 @@ impl Tree {
         let dead = self.need > 0
             && self.has_full
             && node.place == Place::Evictable
-            && node.children.is_empty()
+            && node.is_leaf()
             && node.ckpts.last().is_none_or(|&c| self.ckpts[c].end < node.end());
         if !dead {
             self.dead.remove(id);

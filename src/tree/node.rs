@@ -3,7 +3,6 @@
 use super::slots::Run;
 use crate::policy::NIL;
 use smallvec::SmallVec;
-use std::collections::BTreeSet;
 
 /// Longest edge, in pages: bounds what a split or merge has to relabel.
 pub const MAX_PAGES: u32 = 4096;
@@ -23,44 +22,6 @@ pub enum Place {
     Pinned,
 }
 
-/// Children by the hash of their first page. The common cases cost no map.
-#[derive(Debug, Default)]
-pub enum Children {
-    /// A leaf.
-    #[default]
-    None,
-    /// One edge leaves.
-    One(u32),
-    /// Several; pairs (hash, node), so that equal hashes are no trouble.
-    Many(Box<BTreeSet<(u64, u32)>>),
-}
-
-impl Children {
-    /// Edges.
-    pub fn len(&self) -> usize {
-        match self {
-            Children::None => 0,
-            Children::One(_) => 1,
-            Children::Many(m) => m.len(),
-        }
-    }
-
-    /// True for a leaf.
-    pub fn is_empty(&self) -> bool {
-        matches!(self, Children::None)
-    }
-
-    /// All children.
-    pub fn iter(&self) -> impl Iterator<Item = u32> + '_ {
-        let (one, many) = match self {
-            Children::None => (None, None),
-            Children::One(c) => (Some(*c), None),
-            Children::Many(m) => (None, Some(m.iter().map(|&(_, c)| c))),
-        };
-        one.into_iter().chain(many.into_iter().flatten())
-    }
-}
-
 /// An edge: pages `[depth, depth + len)` of the prefixes below it.
 #[derive(Debug)]
 pub struct Node {
@@ -75,7 +36,17 @@ pub struct Node {
     /// Its slots.
     pub runs: SmallVec<[Run; 2]>,
     /// Edges that leave at its end.
-    pub children: Children,
+    pub children: u32,
+    /// One of them, or [`NIL`].
+    pub first_child: u32,
+    /// Other children of its parent.
+    pub prev_sibling: u32,
+    /// Other children of its parent.
+    pub next_sibling: u32,
+    /// Next node in its chain of the child table.
+    pub chain: u32,
+    /// Hash of its first page.
+    pub hash: u64,
     /// Leases that end at its end.
     pub leases: u32,
     /// Children that are leased.
@@ -107,7 +78,12 @@ impl Node {
             depth,
             len: 0,
             runs: SmallVec::new(),
-            children: Children::None,
+            children: 0,
+            first_child: NIL,
+            prev_sibling: NIL,
+            next_sibling: NIL,
+            chain: NIL,
+            hash: 0,
             leases: 0,
             leased_children: 0,
             pins: 0,
@@ -129,6 +105,11 @@ impl Node {
     /// Pinned at or below.
     pub fn is_pinned(&self) -> bool {
         self.pins > 0 || self.pinned_children > 0
+    }
+
+    /// Nothing leaves at its end.
+    pub fn is_leaf(&self) -> bool {
+        self.children == 0
     }
 
     /// True for a root.

@@ -30,7 +30,7 @@ impl Tree {
             let want = (from + count - page).min(MAX_PAGES);
             let node = &self.nodes[id];
             let extend = !node.is_root()
-                && node.children.is_empty()
+                && node.is_leaf()
                 && (node.leases, node.leased_children, node.pins) == (1, 0, 0)
                 && node.tenant == tenant
                 && node.len < MAX_PAGES
@@ -65,7 +65,8 @@ impl Tree {
             if extend {
                 self.leased_full += u64::from(run.len) * u64::from(self.has_full);
             } else {
-                self.add_child(id, target);
+                self.nodes[target].hash = self.first_page_hash(target);
+                self.add_child(target);
                 self.move_lease_down(id, target);
                 id = target;
             }
@@ -79,8 +80,7 @@ impl Tree {
     pub(crate) fn publish_swa(&mut self, slot: u32, page: Page<Swa, Computed>, after: &[u32], tenant: u32) -> u32 {
         debug_assert!(self.slots.swa(slot) == 0);
         let id = self.swa.publish(page).into_id();
-        *self.swa_meta.get_mut(id as usize) =
-            SwaMeta { slot, tenant, hint: crate::policy::NIL, ..SwaMeta::default() };
+        *self.swa_meta.get_mut(id as usize) = SwaMeta { slot, tenant, hint: crate::policy::NIL, ..SwaMeta::default() };
         self.set_record(id, after);
         self.touch_slot(slot);
         self.slots.set_swa(slot, id);

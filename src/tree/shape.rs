@@ -1,71 +1,16 @@
-//! The tree's shape: children, splits, joins, removal of nodes.
+//! The tree's shape: splits, joins, removal of nodes, paths.
 
 use super::Tree;
-use super::node::{Children, MAX_PAGES, MAX_RUNS, Node, Place};
+use super::node::{MAX_PAGES, MAX_RUNS, Node, Place};
 use super::slots::Run;
 use crate::policy::{NIL, Policy};
 use smallvec::SmallVec;
-use std::collections::BTreeSet;
-use std::hash::BuildHasher;
 
 impl Tree {
-    pub(super) fn page_hash(&self, tokens: &[u32]) -> u64 {
-        // SAFETY: u32 has no padding and every byte pattern is a valid u8.
-        let bytes = unsafe { std::slice::from_raw_parts(tokens.as_ptr().cast::<u8>(), size_of_val(tokens)) };
-        self.hash.hash_one(bytes)
-    }
-
-    fn first_page_hash(&self, node: u32) -> u64 {
-        let start = self.nodes[node].runs[0].start;
-        self.page_hash(self.slots.tokens(Run { start, len: 1 }))
-    }
-
-    /// Hangs a node with pages below `parent`.
-    pub(super) fn add_child(&mut self, parent: u32, child: u32) {
-        let children = std::mem::take(&mut self.nodes[parent].children);
-        self.nodes[parent].children = match children {
-            Children::None => Children::One(child),
-            Children::One(other) => {
-                let pair = [(self.first_page_hash(other), other), (self.first_page_hash(child), child)];
-                Children::Many(Box::new(BTreeSet::from(pair)))
-            }
-            Children::Many(mut m) => {
-                m.insert((self.first_page_hash(child), child));
-                Children::Many(m)
-            }
-        };
-        self.dead.remove(parent);
-    }
-
-    fn remove_child(&mut self, parent: u32, child: u32, hash: u64) {
-        let children = std::mem::take(&mut self.nodes[parent].children);
-        self.nodes[parent].children = match children {
-            Children::Many(mut m) => {
-                m.remove(&(hash, child));
-                match (m.len(), m.first()) {
-                    (1, Some(&(_, last))) => Children::One(last),
-                    _ => Children::Many(m),
-                }
-            }
-            _ => Children::None,
-        };
-    }
-
-    fn replace_child(&mut self, parent: u32, old: u32, new: u32, hash: u64) {
-        match &mut self.nodes[parent].children {
-            Children::None => {}
-            Children::One(c) => *c = new,
-            Children::Many(m) => {
-                m.remove(&(hash, old));
-                m.insert((hash, new));
-            }
-        }
-    }
-
     /// Cuts a node before its page `at` (0 < at < len). The lower part keeps the id, the leases and the children; the
     /// new upper part is returned and shares the lower one's age.
     pub(crate) fn split(&mut self, id: u32, at: u32) -> u32 {
-        let hash = self.first_page_hash(id);
+        self.unhang(id);
         let node = &mut self.nodes[id];
         debug_assert!(0 < at && at < node.len);
         let mut upper = Node::new(node.parent, node.root, node.depth, node.tenant);
@@ -73,7 +18,7 @@ impl Tree {
         upper.place = node.place;
         upper.leased_children = u32::from(node.is_leased());
         upper.pinned_children = u32::from(node.is_pinned());
-        upper.children = Children::One(id);
+        upper.hash = node.hash;
         let mut left = at;
         let mut lower: SmallVec<[Run; 2]> = SmallVec::new();
         for run in node.runs.drain(..) {
@@ -91,16 +36,18 @@ impl Tree {
         node.len -= at;
         upper.len = at;
         let boundary = node.depth;
-        let (place, parent) = (node.place, node.parent);
+        let place = node.place;
         let cut = node.ckpts.iter().position(|&c| self.ckpts[c].end > boundary).unwrap_or(node.ckpts.len());
         upper.ckpts = node.ckpts.drain(..cut).collect();
         upper.swa = if node.swa == 0 { 0 } else { upper.runs.iter().map(|&r| self.slots.count_swa(r)).sum() };
         node.swa -= upper.swa;
         let runs = upper.runs.clone();
         let new = self.nodes.insert(upper);
-        self.nodes[id].parent = new;
         runs.iter().for_each(|&r| self.slots.set_node(r, new));
-        self.replace_child(parent, id, new, hash);
+        self.add_child(new);
+        self.nodes[id].parent = new;
+        self.nodes[id].hash = self.first_page_hash(id);
+        self.add_child(id);
         match place {
             Place::None => {}
             // The lower part's entry in the bucket stands; the upper one needs its own, after it.
@@ -123,16 +70,17 @@ impl Tree {
         let (u, l) = (&self.nodes[upper], &self.nodes[lower]);
         let fits = u.len + l.len <= MAX_PAGES && u.runs.len() + l.runs.len() <= MAX_RUNS;
         let alike = u.tenant == l.tenant && u.place == l.place && u.pins == 0 && u.stamp == l.stamp;
-        if u.is_root() || u.children.len() != 1 || !fits || !alike || u.is_leased() || l.is_leased() {
+        if u.is_root() || u.children != 1 || !fits || !alike || u.is_leased() || l.is_leased() {
             return false;
         }
-        let hash = self.first_page_hash(upper);
         if u.place == Place::Pending {
             // Its pages stay counted, under the lower node's entry.
             self.nodes[upper].place = Place::None;
         } else {
             self.take_from_order(upper);
         }
+        self.unhang(lower);
+        self.unhang(upper);
         let u = self.nodes.remove(upper);
         u.runs.iter().for_each(|&r| self.slots.set_node(r, lower));
         let l = &mut self.nodes[lower];
@@ -149,18 +97,19 @@ impl Tree {
         l.swa += u.swa;
         l.parent = u.parent;
         let mut ckpts = u.ckpts;
-        ckpts.extend(l.ckpts.drain(..));
+        ckpts.append(&mut l.ckpts);
         l.ckpts = ckpts;
-        self.replace_child(u.parent, upper, lower, hash);
+        l.hash = u.hash;
+        self.add_child(lower);
         true
     }
 
     /// Takes a leaf without pages out of the tree; its parents follow while they hold nothing.
-    pub(super) fn remove_empty(&mut self, id: u32, first_hash: u64) {
+    pub(super) fn remove_empty(&mut self, id: u32) {
         self.take_from_order(id);
+        self.unhang(id);
         let node = self.nodes.remove(id);
-        debug_assert!(node.len == 0 && node.children.is_empty() && !node.is_leased() && !node.is_pinned());
-        self.remove_child(node.parent, id, first_hash);
+        debug_assert!(node.len == 0 && node.is_leaf() && !node.is_leased() && !node.is_pinned());
         if self.nodes[node.parent].is_root() {
             self.prune_root(node.root);
             return;

@@ -1,10 +1,8 @@
 //! Matching: one walk down for p, one short walk back for q.
 
 use super::Tree;
-use super::node::Children;
 use super::slots::Run;
 use crate::key::Span;
-use crate::policy::NIL;
 use smallvec::SmallVec;
 
 /// What is looked up.
@@ -97,12 +95,12 @@ impl Tree {
                 return at;
             }
             let next = |child: u32| Place { node: child, offset: 0, depth: at.depth };
-            let hit = match &node.children {
-                Children::None => None,
-                Children::One(c) => self.starts_with(next(*c), query).then_some(*c),
-                Children::Many(m) => {
+            let hit = match node.children {
+                0 => None,
+                1 => Some(node.first_child).filter(|&c| self.starts_with(next(c), query)),
+                _ => {
                     let hash = self.page_hash(&rest[..page]);
-                    m.range((hash, 0)..=(hash, NIL)).map(|&(_, c)| c).find(|&c| self.starts_with(next(c), query))
+                    self.children_with(at.node, hash).find(|&c| self.starts_with(next(c), query))
                 }
             };
             match hit {

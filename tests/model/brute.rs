@@ -50,18 +50,14 @@ impl Residency<'_> {
         out
     }
 
-    /// p and q by their definitions. Without a full group p is the tree path's length, of which the dump shows only
-    /// a lower bound.
+    /// p and q by their definitions. Without a full group p is the tree path's length.
     pub fn lookup(&self, setup: &Setup, story: &Story, generations: u64) -> Match {
         let path = self.path(setup, story, generations);
         let page = u64::from(setup.page);
         let at = |token: u64| path.get((token / page) as usize).copied().flatten();
         let tokens = story.tokens.len() as u64;
-        let p = if setup.has_full() {
-            (0..tokens).take_while(|t| at(*t).is_some_and(|x| x.full)).count() as u64 / page * page
-        } else {
-            path.iter().rposition(Option::is_some).map_or(0, |i| (i as u64 + 1) * page)
-        };
+        let counts = |x: &SnapshotPage| x.full || !setup.has_full();
+        let p = (0..tokens).take_while(|t| at(*t).is_some_and(counts)).count() as u64 / page * page;
         let window = setup.match_window();
         let safe = |q: u64| (q.saturating_sub(window)..q).all(|t| at(t).is_some_and(|x| x.swa));
         let longest = p.min(tokens - 1);
@@ -72,7 +68,7 @@ impl Residency<'_> {
     /// What must hold of any dump: full KV is prefix-closed, and `window_safe` is what matching would say.
     pub fn check(&self, setup: &Setup) {
         for x in self.pages.values() {
-            assert!(x.full || x.swa, "a snapshot lists a page that is not resident: {x:?}");
+            assert!(x.full || !setup.has_full(), "a snapshot lists a page that no lookup finds: {x:?}");
             let parent = self.pages.get(&x.parent);
             let closed = !x.full || self.roots.contains(&x.parent) || parent.is_some_and(|up| up.full);
             assert!(closed, "full KV behind a hole: {x:?} below {parent:?}");
@@ -160,7 +156,7 @@ impl Mirror {
     pub fn check(&self, snapshot: Snapshot) {
         assert_eq!(self.number, snapshot.number, "number of the last event");
         let ours: BTreeMap<_, _> = self.pages.iter().filter(|(_, p)| p.full || p.swa).collect();
-        let theirs: BTreeMap<_, _> = snapshot.pages.iter().map(|p| (&p.key, p)).collect();
+        let theirs: BTreeMap<_, _> = snapshot.pages.iter().filter(|p| p.full || p.swa).map(|p| (&p.key, p)).collect();
         for (key, page) in &ours {
             assert_eq!(Some(page), theirs.get(key), "the events say this page is resident, the snapshot differs");
         }

@@ -42,19 +42,22 @@ impl World {
         let before = self.check_seq(&self.seqs[i]);
         let worked = self.attempt(|w| w.cache.reserve(id, n)).is_some();
         assert_eq!(worked, n <= most, "reserve({n}) where {most} slots are reservable");
-        let (s, stats) = (&mut self.seqs[i], self.cache.stats());
-        let end = s.committed + s.reserved + n;
+        // Within its promise a sequence may have to wait for running steps, and for nothing else.
+        let waits = !self.running.is_empty() || !self.moves.is_empty();
+        let s = &mut self.seqs[i];
         if !worked {
+            let end = s.committed + s.reserved + n;
             let promised = end <= s.promised && s.reserved == 0 && n <= 1 + u64::from(self.setup.n_mtp);
-            let quarantined = stats.full.quarantined + stats.swa.quarantined;
-            assert!(!promised || quarantined > 0, "sequence {} was promised {n} slots up to {end}", s.writer);
+            assert!(!promised || waits, "sequence {} was promised {n} slots up to {end}", s.writer);
             return false;
         }
         s.reserved += n;
         let s = &self.seqs[i];
         let after = self.check_seq(s);
-        for place in after.into_iter().filter(|p| !before.contains(p)) {
-            assert!(!self.busy(place.2), "{:?} was handed to sequence {} while in use", place.2, s.writer);
+        for place @ (writer, logical, page) in after {
+            let read_only = page.0 == Group::Full && logical < s.full_write_from / u64::from(self.setup.page);
+            let fresh = !read_only && !before.contains(&place);
+            assert!(!fresh || !self.busy(page), "{page:?} was handed to sequence {writer} while in use");
         }
         true
     }
@@ -71,8 +74,7 @@ impl World {
     pub fn fill(&mut self, picks: &[usize], seed: u8, compact: bool) {
         let page = u64::from(self.setup.page);
         let ends: Vec<u64> = picks.iter().map(|i| self.seqs[*i].committed + self.seqs[*i].reserved).collect();
-        let covered = picks.iter().zip(&ends).map(|(i, end)| self.seqs[*i].full_write_from.max(*end));
-        let pages = covered.max().map_or(0, |e| e.div_ceil(page)) as usize;
+        let pages = ends.iter().max().map_or(0, |e| e.div_ceil(page)) as usize;
         // The width of a compact row that engines may count on: ceil((W + slots) / page) + 2.
         let slots = picks.iter().map(|i| self.seqs[*i].reserved).max().unwrap_or(0);
         let reach = u64::from(self.setup.window) + slots;
@@ -124,16 +126,15 @@ impl World {
                 want.extend((begin..).zip(ids));
             }
         }
+        let (last, page) = (first + row.len() as u64, u64::from(self.setup.page));
+        let window = if group == Group::Full { 0 } else { s.committed.saturating_sub(u64::from(self.setup.window)) };
         for (column, id) in row.iter().enumerate() {
             let logical = first + column as u64;
             let listed = want.iter().find(|(l, _)| *l == logical).map_or(0, |(_, id)| *id as i32);
-            let covered = if group == Group::Full { end.max(s.full_write_from) } else { end };
-            let used = logical < covered.div_ceil(u64::from(self.setup.page));
+            let used = (window / page..end.div_ceil(page)).contains(&logical);
             let wrong = *id != if used { listed } else { 0 };
             assert!(!wrong, "{group:?} page {logical} of sequence {}: {row:?} from page {first}, {want:?}", s.writer);
         }
-        let (last, page) = (first + row.len() as u64, u64::from(self.setup.page));
-        let window = if group == Group::Full { 0 } else { s.committed.saturating_sub(u64::from(self.setup.window)) };
         let whole = row.is_empty() || (first <= window / page && last >= end.div_ceil(page));
         assert!(whole, "{group:?} pages {first} to {last} for positions {window} to {end} of sequence {}", s.writer);
         want.retain(|(logical, _)| (first..last).contains(logical));
@@ -174,7 +175,7 @@ impl World {
         }
         if self.setup.has_full() {
             let table = self.cache.full_table(s.id).expect("an open sequence");
-            for t in 0..s.committed.max(s.full_write_from) {
+            for t in 0..s.committed.max(s.full_write_from.min(s.committed + s.reserved)) {
                 s.check(&self.setup, &self.memory, (Group::Full, table[(t / page) as usize]), t);
             }
         }

@@ -1,7 +1,7 @@
 """The workloads of `mimo-cache bench tree`, as plain arrays of tokens.
 
-Needs numpy only and nothing of the package, so that `benches/peer_sglang.py` feeds the very same tokens to another tree in
-another environment. Every function is a pure function of its arguments: the same seed gives the same tokens.
+Needs numpy only and nothing of the package, so that `benches/peer_sglang.py` feeds the very same tokens to another tree
+in another environment. Every function is a pure function of its arguments: the same seed gives the same tokens.
 """
 
 from __future__ import annotations

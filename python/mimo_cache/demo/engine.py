@@ -38,8 +38,8 @@ class Limits:
     running: int = 14
     live_sessions: int = 30
     chunk: int = 2048
-    full_pages: int = 7000
-    swa_pages: int = 700
+    full_pages: int = 4500
+    swa_pages: int = 600
     scratch_pages: int = 120
     longest: int = 32_768
 

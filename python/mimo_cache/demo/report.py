@@ -79,7 +79,11 @@ def json_line(r: Result) -> str:
 
 def text(r: Result) -> str:
     """The report, for a terminal."""
-    t, share = r.tally, lambda n: f"{n:>13,}  {100 * n / max(1, r.tally.prompt):5.1f} %"
+    t = r.tally
+
+    def share(n: int) -> str:
+        return f"{n:>13,}  {100 * n / max(1, t.prompt):5.1f} %"
+
     out = [
         f"mimo-cache demo: {r.sessions} sessions, {t.requests:,} requests, {t.steps:,} steps "
         f"({r.model}, page {r.page}, W {r.window})",

@@ -42,7 +42,7 @@ def run(
         scratch_pages=sizes.scratch_pages,
         seed=seed,
     )
-    engine = Engine(cache, Shape(PAGE, geometry.window, geometry.n_mtp), sizes, sessions, seed)
+    engine = Engine(cache, Shape(PAGE, geometry.window, geometry.mtp_heads), sizes, sessions, seed)
     verdict, tally, mirror = engine.verdict, engine.tally, audit.Mirror()
 
     def watch(engine: Engine) -> None:

@@ -10,15 +10,11 @@ from __future__ import annotations
 import hashlib
 import re
 import zlib
+from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
-
-try:
-    from pydoc_data.topics import topics as TOPICS
-except ImportError:
-    TOPICS = {}
 
 from .workload import IMAGE_TOKEN, VOCABULARY, Session, Tokens, Turn
 
@@ -87,7 +83,10 @@ def tokenize(text: str) -> Tokens:
 
 def manual() -> dict[str, str]:
     """The topics of the interpreter's manual; sources of a few modules where a distribution left the topics out."""
-    return dict(TOPICS) or {name: source_of(name) for name in MODULES[:8]}
+    try:
+        return dict(import_module("pydoc_data.topics").topics)
+    except ImportError:
+        return {name: source_of(name) for name in MODULES[:8]}
 
 
 def source_of(name: str) -> str:
@@ -177,5 +176,5 @@ class Reader:
             tenant=TENANT,
             store=bool(rng.random() > 0.02),
             delay=int(rng.integers(2, 60)),
-            forks=int(rng.integers(1, 4)) if rng.random() < 0.08 else 0,
+            forks=int(rng.integers(1, 4)) if rng.random() < 0.2 else 0,
         )

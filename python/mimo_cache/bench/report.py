@@ -1,0 +1,88 @@
+"""The floors, and the report for people."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from mimo_cache.bench.timing import Figure
+
+
+@dataclass(frozen=True)
+class Floor:
+    """What a figure must reach."""
+
+    check: str
+    part: str
+    """The part of the bench that measures it."""
+    figure: str
+    holds: Callable[[Figure], bool]
+    words: str
+
+
+def _most(bound: float) -> Callable[[Figure], bool]:
+    return lambda f: f.median <= bound
+
+
+def _least(bound: float) -> Callable[[Figure], bool]:
+    return lambda f: f.median >= bound
+
+
+def _ratio(bound: float) -> Callable[[Figure], bool]:
+    return lambda f: f.ratio is not None and f.ratio <= bound
+
+
+FLOORS = (
+    Floor("turn", "turn", "turn", _ratio(1 / 3), "(a) whole turn at most 1/3 of the peer's"),
+    Floor("match_1_node", "match", "match_cold_1", _ratio(1.3), "(b) 1 node at most 1.3 x memcmp"),
+    Floor("match_13_nodes", "match", "match_cold_13", _ratio(1.4), "(b) 13 nodes at most 1.4 x memcmp"),
+    Floor("match_196_nodes", "match", "match_cold_196", _ratio(2.0), "(b) 196 nodes at most 2 x memcmp"),
+    Floor("match_per_node", "match", "match_per_further_node", _most(0.25), "at most 0.25 us per further node"),
+    Floor("rematch", "rematch", "rematch_100352", _most(1.0), "re-match of 100k tokens at most 1 us"),
+    Floor("rematch_flat", "instructions", "instructions_rematch", _most(1.1), "re-match independent of the length"),
+    Floor("chunk", "chunk", "chunk", _ratio(0.1), "(c) evict and allocate 8,192 tokens at most 1/10 of the peer's"),
+    Floor("evict_1k", "evict", "evict_1000", _most(1.0), "(d) evict a page of 1k leaves at most 1 us"),
+    Floor("evict_10k", "evict", "evict_10000", _most(1.0), "(d) evict a page of 10k leaves at most 1 us"),
+    Floor("evict_1m", "evict", "evict_1000000", _most(2.0), "(d) evict a page of 1 M leaves at most 2 us"),
+    Floor("evict_flat", "instructions", "instructions_evict", _most(1.25), "eviction flat in instructions"),
+    Floor("worst_operation", "worst", "worst_operation", _most(1_000.0), "worst operation at most 1 ms"),
+    Floor("memory", "memory", "bytes_per_token", _most(6.0), "at most 6 bytes per token"),
+    Floor("peek_overhead", "peek", "peek_overhead", _most(3.0), "peek of a short prompt at most 3 us"),
+    Floor("hit_rate_1.6", "hit_rate", "hit_rate_1.6", _least(0.82), "usable hit rate at least 0.82 at 1.6 %"),
+    Floor("hit_rate_2.5", "hit_rate", "hit_rate_2.5", _least(0.84), "usable hit rate at least 0.84 at 2.5 %"),
+    Floor("hit_rate_4.9", "hit_rate", "hit_rate_4.9", _least(0.84), "usable hit rate at least 0.84 at 4.9 %"),
+)
+"""One for each bound that the project set itself."""
+
+
+def checks(figures: Sequence[Figure], parts: Sequence[str]) -> dict[str, bool]:
+    """Whether each floor of the chosen parts is reached; a figure that was not measured reaches none."""
+    by_name = {f.name: f for f in figures}
+    return {
+        floor.check: (found := by_name.get(floor.figure)) is not None and floor.holds(found)
+        for floor in FLOORS
+        if floor.part in parts
+    }
+
+
+def missing(figures: Sequence[Figure], parts: Sequence[str]) -> list[str]:
+    """Figures with a floor that could not be measured."""
+    names = {f.name for f in figures}
+    return [floor.figure for floor in FLOORS if floor.part in parts and floor.figure not in names]
+
+
+def text(figures: Sequence[Figure], reached: dict[str, bool]) -> str:
+    """Two tables."""
+    rows = [("figure", "median", "unit", "spread", "ratio", "against")]
+    for f in figures:
+        ratio = "" if f.ratio is None else f"{f.ratio:.3g}"
+        rows.append((f.name, f"{f.median:.4g}", f.unit, f"{f.spread:.0%}", ratio, f.against or ""))
+    words = {floor.check: floor.words for floor in FLOORS}
+    verdicts = [("floor", ""), *((words[name], "reached" if ok else "NOT REACHED") for name, ok in reached.items())]
+    return _table(rows) + "\n\n" + _table(verdicts)
+
+
+def _table(rows: Sequence[tuple[str, ...]]) -> str:
+    widths = [max(len(row[i]) for row in rows) for i in range(len(rows[0]))]
+    lines = ["  ".join(cell.ljust(w) for cell, w in zip(row, widths, strict=True)).rstrip() for row in rows]
+    return "\n".join([lines[0], "-" * max(map(len, lines)), *lines[1:]])
