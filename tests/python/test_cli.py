@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -22,7 +23,7 @@ REQUESTS = [
 ]
 
 
-def write(path: Path, lines: list[object]) -> Path:
+def write(path: Path, lines: Sequence[object]) -> Path:
     text = "".join((line if isinstance(line, str) else json.dumps(line)) + "\n" for line in lines)
     path.write_bytes(gzip.compress(text.encode()) if path.suffix == ".gz" else text.encode())
     return path
