@@ -3,6 +3,7 @@
 mod model;
 
 use mimo_cache::key::Key;
+use model::runner::Step;
 use model::script::{join, words};
 use model::{Op, Prompt, Setup, World};
 
@@ -110,6 +111,28 @@ fn a_shared_page_waits_for_the_steps_of_all_who_held_it() {
     w.audit();
     let (n, _) = w.start(&words(3, 40), 0);
     assert!(w.reserve(n, 40), "{pages:?}");
+    w.close();
+}
+
+/// Copies that run outside a step: a fork that was parked before the move was done left its page to the tree, from where
+/// it was evicted and handed out while the move could still write it.
+#[test]
+fn a_page_that_a_move_writes_is_not_handed_on() {
+    let mut setup = Setup::roomy(2, 3, 2);
+    (setup.swa_pages, setup.scratch) = (26, 2);
+    let mut w = World::new(setup);
+    let (i, _) = w.start(&words(1, 6), 0);
+    w.step(&[i], Step { chunk: 5, accept: 0, seed: 0, compact: true, many: true });
+    w.retire();
+    w.audit();
+    w.run(Op::Fork { seq: 0, m: 0, credit: 0 });
+    w.run(Op::TakeCopies);
+    w.audit();
+    w.run(Op::Park { seq: 1, store: true });
+    w.audit();
+    for topic in 2..12 {
+        w.turn(&words(topic, 12), 0);
+    }
     w.close();
 }
 
