@@ -45,7 +45,7 @@ impl Driver {
     }
 
     pub fn of(cache: Cache) -> Driver {
-        Driver { cache, step: 1, full: vec![0; 2_048], swa: vec![0; 160] }
+        Driver { cache, step: 1, full: vec![0; 4_096], swa: vec![0; 160] }
     }
 
     /// A request in the default namespace.
@@ -60,7 +60,7 @@ impl Driver {
         let (mut base, mut lens) = ([0], [0]);
         let out = FillOut {
             full: &mut self.full,
-            full_width: 2_048,
+            full_width: 4_096,
             swa: &mut self.swa,
             swa_width: 160,
             swa_base: Some(&mut base),

@@ -392,6 +392,11 @@ class Machine(RuleBasedStateMachine):
         for weights, salt in list(self.namespaces):
             if key is None or (salt == key and weights == self.weights):
                 self.namespaces[weights, salt] = 100 * self.clears + 10 * weights + salt
+        if not self.layout.full_pages:
+            # Without a full group a page's parents need not be told of, so that a mirror cannot say which are below the
+            # root that was cleared; it starts again.
+            self.cache.drain_events()
+            self.mirror.resync(self.cache.snapshot())
         for request, story, _ in self.waiting:
             if key is None or (story.key == key and story.weights == self.weights):
                 found = request.peek()

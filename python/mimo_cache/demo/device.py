@@ -9,6 +9,7 @@ early is found from both sides.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -82,8 +83,10 @@ class RunError(Exception):
 class Device:
     """Pools, running steps and the verdict."""
 
-    def __init__(self, pages: Pages, window: int, verdict: Verdict) -> None:
+    def __init__(self, pages: Pages, window: int, verdict: Verdict, published: Callable[[int], bool]) -> None:
+        """`published` tells whether an SWA page belongs to the tree; such a page must never be written again."""
         self.pages = pages
+        self.published = published
         self.window = window
         self.verdict = verdict
         self.running: list[Step] = []
@@ -151,6 +154,12 @@ class Device:
         pages.full_writer[pages.rows(h.full, start, end)] = lane.uid
         self.put(pages.swa, pages.rows(h.swa, lo, end), truth.swa[lo:good])
         pages.swa_writer[pages.rows(h.swa, lo, end)] = lane.uid
+        touched = pages.rows(h.swa, min([lo, *lane.mtp_done]), end)[:: pages.page]
+        for page in {*(touched // pages.page).tolist(), int(pages.rows(h.swa, end - 1, end)[0]) // pages.page}:
+            if self.published(page):
+                self.verdict.fail(
+                    f"request {lane.uid} would write [{lo}, {end}) into SWA page {page}, which is published"
+                )
         for k, memory in enumerate(pages.mtp):
             start = lane.mtp_done[k]
             self.put(memory, pages.rows(h.swa, start, end), truth.mtp(k, start, max(0, min(good, known - k - 1))))
