@@ -2,7 +2,10 @@
 
 mod model;
 
+use mimo_cache::cache::{Cache, Commit, FillOut, RequestOptions};
 use mimo_cache::key::Key;
+use model::brute::Mirror;
+use model::runner::Step;
 use model::script::{join, words};
 use model::{Op, Prompt, Setup, World};
 
@@ -113,6 +116,28 @@ fn a_shared_page_waits_for_the_steps_of_all_who_held_it() {
     w.close();
 }
 
+/// Copies that run outside a step: a fork that was parked before the move was done left its page to the tree, from where
+/// it was evicted and handed out while the move could still write it.
+#[test]
+fn a_page_that_a_move_writes_is_not_handed_on() {
+    let mut setup = Setup::roomy(2, 3, 2);
+    (setup.swa_pages, setup.scratch) = (26, 2);
+    let mut w = World::new(setup);
+    let (i, _) = w.start(&words(1, 6), 0);
+    w.step(&[i], Step { chunk: 5, accept: 0, seed: 0, compact: true, many: true });
+    w.retire();
+    w.audit();
+    w.run(Op::Fork { seq: 0, m: 0, credit: 0 });
+    w.run(Op::TakeCopies);
+    w.audit();
+    w.run(Op::Park { seq: 1, store: true });
+    w.audit();
+    for topic in 2..12 {
+        w.turn(&words(topic, 12), 0);
+    }
+    w.close();
+}
+
 /// A page that a retention rule wanted was dropped while room was made for it in the tenant's own share. (As the state
 /// machine left it; the story is in the order of the oldest checkpoints.)
 #[test]
@@ -157,6 +182,38 @@ fn a_fork_counts_the_duplicates_of_its_parent() {
         Op::Fork { seq: 9, m: 66, credit: 166 },
     ];
     replay(Setup::decode([1, 0, 56, 11, 0, 247, 117, 0, 0, 60]), &ops);
+}
+
+/// One call dropped a page for room in one tenant's share and published the same prefix for another tenant. It told of
+/// the new page before it told that the old one had gone, so that routers forgot a page that was there.
+#[test]
+fn a_page_dropped_and_published_in_one_call_is_told_in_that_order() {
+    let mut c = Cache::new(Setup::roomy(2, 0, 0).config()).unwrap();
+    let mut step = 0;
+    let mut start = |c: &mut Cache, topic: u32, tenant: u32| {
+        let options = RequestOptions { tenant, ..RequestOptions::default() };
+        let mut request = c.request(words(topic, 2), options).unwrap();
+        let seq = c.open(&mut request, 0).unwrap();
+        c.reserve(seq, 2).unwrap();
+        step += 1;
+        let (mut full, mut swa, mut base, mut lens) = ([0; 4], [0; 4], [0; 1], [0; 1]);
+        let (full, swa, swa_base, lens) = (&mut full[..], &mut swa[..], Some(&mut base[..]), &mut lens[..]);
+        c.fill(step, &[seq], FillOut { full, full_width: 4, swa, swa_width: 4, swa_base, lens }).unwrap();
+        c.retire(step).unwrap();
+        seq
+    };
+    c.set_tenant_share(0, 1, 100);
+    let first = start(&mut c, 1, 0);
+    let same = start(&mut c, 1, 1);
+    let other = start(&mut c, 2, 0);
+    c.commit(first, 2, &[5]).unwrap();
+    c.finish(first).unwrap();
+    let commit = |seq| Commit { seq, computed: 2, tokens: &[5] };
+    c.commit_many(&[commit(other), commit(same)]).unwrap();
+    let mut mirror = Mirror::default();
+    assert!(mirror.fold(c.drain_events(usize::MAX)));
+    mirror.check(c.snapshot());
+    assert_eq!(c.stats().full_evicted, 1);
 }
 
 fn serve(base: u8, keep: u8, tail: u8, taste: u8, shape: u8) -> Op {

@@ -93,7 +93,7 @@ impl Cache {
     }
 
     /// True while the sequence may publish: not while a move may still write its pages.
-    fn may_publish(&self, index: u32) -> bool {
+    pub(super) fn may_publish(&self, index: u32) -> bool {
         let seq = &self.seqs[index];
         seq.store && seq.moves.is_empty() && self.tree.roots[seq.root].attached
     }

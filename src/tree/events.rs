@@ -119,6 +119,8 @@ impl Tree {
 
     fn tell_residency(&mut self, dirty: &[u32]) {
         for (group, bit) in [(Group::Full, flag::FULL), (Group::Swa, flag::SWA)] {
+            // Told after what was removed: one call may drop a page and publish the same prefix again in another slot.
+            let mut runs: Vec<EventKind> = Vec::new();
             let mut stored: Vec<PageKey> = Vec::new();
             let mut removed: Vec<PageKey> = Vec::new();
             let mut parent = [0; 32];
@@ -139,7 +141,7 @@ impl Tree {
                     let follows = last != NIL && self.slot_before(slot) == last;
                     if !follows || stored.len() >= KEYS {
                         if !stored.is_empty() {
-                            self.events.push(EventKind::Stored { group, parent, keys: std::mem::take(&mut stored) });
+                            runs.push(EventKind::Stored { group, parent, keys: std::mem::take(&mut stored) });
                         }
                         parent = self.parent_key(slot);
                     }
@@ -151,11 +153,12 @@ impl Tree {
                 }
             }
             if !stored.is_empty() {
-                self.events.push(EventKind::Stored { group, parent, keys: stored });
+                runs.push(EventKind::Stored { group, parent, keys: stored });
             }
             for keys in removed.chunks(KEYS) {
                 self.events.push(EventKind::Removed { group, keys: keys.to_vec() });
             }
+            runs.into_iter().for_each(|e| self.events.push(e));
         }
     }
 
@@ -190,7 +193,7 @@ impl Tree {
             self.tell_slot(slot, run, end, &mut safe, &mut not);
             self.tell_below(node, offset + 1, run, self.need.saturating_sub(1), &mut safe, &mut not);
         }
-        for (keys, good) in [(safe, true), (not, false)] {
+        for (keys, good) in [(not, false), (safe, true)] {
             for part in keys.chunks(KEYS) {
                 let keys = part.to_vec();
                 self.events.push(if good { EventKind::WindowSafe { keys } } else { EventKind::WindowUnsafe { keys } });
