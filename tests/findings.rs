@@ -2,9 +2,12 @@
 
 mod model;
 
+use mimo_cache::cache::{Cache, Commit, FillOut, RequestOptions};
 use mimo_cache::key::Key;
+use model::brute::Mirror;
+use model::runner::Step;
 use model::script::{join, words};
-use model::{Setup, World};
+use model::{Op, Prompt, Setup, World};
 
 /// Heads that reach further back than a page is long: the list of MTP rows to rebuild in the copied page named rows of
 /// the page before it, so that a runner would have written those over the page's own.
@@ -56,7 +59,7 @@ fn pages_that_forks_share_by_count_are_not_published() {
     w.cache.set_tenant_share(0, 0, 0);
     let (i, _) = w.start(&words(1, 9), 8);
     w.prefill(i, 16);
-    w.run(model::Op::Fork { seq: 0, m: 1, credit: 8 });
+    w.run(Op::Fork { seq: 0, m: 1, credit: 8 });
     w.audit();
     w.cache.set_tenant_share(0, u64::MAX, u64::MAX);
     w.decode(i, 6);
@@ -83,13 +86,142 @@ fn a_page_whose_copy_has_not_run_is_not_published() {
         w.cache.reserve(s, 5).unwrap();
         w.seqs[i].reserved = 5;
         w.fill(&[i], 0, true);
-        w.run(model::Op::Commit { seq: 0, rows: 6, accept: 0, extra: 0, seed: 0 });
+        w.run(Op::Commit { seq: 0, rows: 6, accept: 0, extra: 0, seed: 0 });
         w.audit();
-        w.run(model::Op::Fork { seq: 0, m: 0, credit: 0 });
-        w.run(model::Op::Park { seq: 1, store: true });
+        w.run(Op::Fork { seq: 0, m: 0, credit: 0 });
+        w.run(Op::Park { seq: 1, store: true });
         w.audit();
         let (reader, _) = w.start(&prompt, 0);
         w.prefill(reader, 4);
         w.close();
     }
+}
+
+/// A fork's copy source was given back by its owner while the copy still counted as a reader. Whoever let go last
+/// brought only its own step along, so that the page was free while the owner's step was running.
+#[test]
+fn a_shared_page_waits_for_the_steps_of_all_who_held_it() {
+    let mut w = World::new(Setup::roomy(4, 6, 1));
+    w.turn(&words(1, 13), 0);
+    let (i, _) = w.start(&join(&[&words(1, 12), &words(2, 3)]), 0);
+    w.fill(&[], 0, true);
+    w.run(Op::Fork { seq: 0, m: 0, credit: 0 });
+    w.audit();
+    let pages = w.cache.stats().swa;
+    w.abort(i);
+    w.abort(0);
+    w.audit();
+    let (n, _) = w.start(&words(3, 40), 0);
+    assert!(w.reserve(n, 40), "{pages:?}");
+    w.close();
+}
+
+/// Copies that run outside a step: a fork that was parked before the move was done left its page to the tree, from where
+/// it was evicted and handed out while the move could still write it.
+#[test]
+fn a_page_that_a_move_writes_is_not_handed_on() {
+    let mut setup = Setup::roomy(2, 3, 2);
+    (setup.swa_pages, setup.scratch) = (26, 2);
+    let mut w = World::new(setup);
+    let (i, _) = w.start(&words(1, 6), 0);
+    w.step(&[i], Step { chunk: 5, accept: 0, seed: 0, compact: true, many: true });
+    w.retire();
+    w.audit();
+    w.run(Op::Fork { seq: 0, m: 0, credit: 0 });
+    w.run(Op::TakeCopies);
+    w.audit();
+    w.run(Op::Park { seq: 1, store: true });
+    w.audit();
+    for topic in 2..12 {
+        w.turn(&words(topic, 12), 0);
+    }
+    w.close();
+}
+
+/// A page that a retention rule wanted was dropped while room was made for it in the tenant's own share. (As the state
+/// machine left it; the story is in the order of the oldest checkpoints.)
+#[test]
+fn making_room_in_a_share_does_not_break_the_window_it_is_for() {
+    let setup = Setup {
+        full_pages: 16,
+        swa_pages: 17,
+        scratch: 1,
+        retention: "branch+seq_end+dense2:16+stride8+sup1",
+        alphabet: 2,
+        ghosts: 0,
+        ..Setup::roomy(1, 6, 0)
+    };
+    let ops = [
+        serve(0, 0, 147, 212, 56),
+        serve(0, 0, 0, 0, 0),
+        Op::TenantShare { tenant: 84, full: 74, swa: 1 },
+        Op::Fill { mask: 0, seed: 0, compact: true },
+        Op::Advance { mask: 0, chunk: 0, accept: 0, seed: 0, shape: 160 },
+        serve(9, 170, 183, 0, 66),
+        serve(49, 0, 0, 0, 64),
+        serve(88, 0, 37, 5, 29),
+        serve(188, 43, 110, 0, 71),
+    ];
+    replay(setup, &ops);
+}
+
+/// A fork whose parent kept duplicates of the tree's pages was promised more pages than the pool has.
+#[test]
+fn a_fork_counts_the_duplicates_of_its_parent() {
+    let ask = |tail, flags| Op::Request { prompt: Prompt { base: 0, keep: 0, tail, taste: 0, flags } };
+    let ops = [
+        ask(128, 0),
+        ask(22, 1),
+        ask(22, 0),
+        ask(0, 0),
+        Op::Open { request: 32, credit: 26 },
+        Op::Advance { mask: 7, chunk: 25, accept: 0, seed: 0, shape: 0 },
+        Op::Open { request: 0, credit: 9 },
+        serve(0, 0, 22, 0, 21),
+        Op::Open { request: 110, credit: 229 },
+        Op::Fork { seq: 9, m: 66, credit: 166 },
+    ];
+    replay(Setup::decode([1, 0, 56, 11, 0, 247, 117, 0, 0, 60]), &ops);
+}
+
+/// One call dropped a page for room in one tenant's share and published the same prefix for another tenant. It told of
+/// the new page before it told that the old one had gone, so that routers forgot a page that was there.
+#[test]
+fn a_page_dropped_and_published_in_one_call_is_told_in_that_order() {
+    let mut c = Cache::new(Setup::roomy(2, 0, 0).config()).unwrap();
+    let mut step = 0;
+    let mut start = |c: &mut Cache, topic: u32, tenant: u32| {
+        let options = RequestOptions { tenant, ..RequestOptions::default() };
+        let mut request = c.request(words(topic, 2), options).unwrap();
+        let seq = c.open(&mut request, 0).unwrap();
+        c.reserve(seq, 2).unwrap();
+        step += 1;
+        let (mut full, mut swa, mut base, mut lens) = ([0; 4], [0; 4], [0; 1], [0; 1]);
+        let (full, swa, swa_base, lens) = (&mut full[..], &mut swa[..], Some(&mut base[..]), &mut lens[..]);
+        c.fill(step, &[seq], FillOut { full, full_width: 4, swa, swa_width: 4, swa_base, lens }).unwrap();
+        c.retire(step).unwrap();
+        seq
+    };
+    c.set_tenant_share(0, 1, 100);
+    let first = start(&mut c, 1, 0);
+    let same = start(&mut c, 1, 1);
+    let other = start(&mut c, 2, 0);
+    c.commit(first, 2, &[5]).unwrap();
+    c.finish(first).unwrap();
+    let commit = |seq| Commit { seq, computed: 2, tokens: &[5] };
+    c.commit_many(&[commit(other), commit(same)]).unwrap();
+    let mut mirror = Mirror::default();
+    assert!(mirror.fold(c.drain_events(usize::MAX)));
+    mirror.check(c.snapshot());
+    assert_eq!(c.stats().full_evicted, 1);
+}
+
+fn serve(base: u8, keep: u8, tail: u8, taste: u8, shape: u8) -> Op {
+    Op::Serve { prompt: Prompt { base, keep, tail, taste, flags: 0 }, shape }
+}
+
+fn replay(setup: Setup, ops: &[Op]) {
+    let mut w = World::new(setup);
+    ops.iter().for_each(|op| w.apply(*op));
+    w.close();
 }

@@ -92,10 +92,10 @@ impl Cache {
         self.rebalance();
     }
 
-    /// True while the sequence may publish.
-    fn may_publish(&self, index: u32) -> bool {
+    /// True while the sequence may publish: not while a move may still write its pages.
+    pub(super) fn may_publish(&self, index: u32) -> bool {
         let seq = &self.seqs[index];
-        seq.store && self.tree.roots[seq.root].attached
+        seq.store && seq.moves.is_empty() && self.tree.roots[seq.root].attached
     }
 
     /// Publishes whole pages up to `target`, makes the checkpoints that are due and offers SWA pages of the window.
@@ -148,6 +148,10 @@ impl Cache {
                 return;
             }
             let copied = self.unhold_full(index, count);
+            for i in 0..count as usize * usize::from(self.tree.full.has_notes()) {
+                let note = self.seqs[index].own.get(i).and_then(|p| self.tree.full.take_note(p.id()));
+                self.inherit(index, note);
+            }
             let seq = &mut self.seqs[index];
             let query = Query { tokens: &seq.tokens, spans: &seq.spans };
             let own = &mut seq.own;
@@ -192,9 +196,17 @@ impl Cache {
                 tree.free_private_full(page, seq.stamp, &seq.moves);
             }
         }
+        self.drop_duplicates(index);
+    }
+
+    /// The sequence takes the tree's pages in place of its duplicates while the pool has no room for both.
+    pub(super) fn drop_duplicates(&mut self, index: u32) {
+        let tree = &mut self.tree;
+        let seq = &mut self.seqs[index];
+        let node = seq.node(tree);
         while u64::from(tree.full.private()) + tree.leased_full() + self.promised > u64::from(tree.full.total()) {
             let Some(d) = seq.duplicates.pop() else { break };
-            seq.table[d.index as usize] = tree.slots.full(tree.slot_above(to, d.index));
+            seq.table[d.index as usize] = tree.slots.full(tree.slot_above(node, d.index));
             seq.version += 1;
             tree.free_private_full(d.page, seq.stamp, &seq.moves);
         }
@@ -254,20 +266,18 @@ impl Cache {
             slots.remove(0);
             pages -= 1;
         }
-        let holes = slots.iter().filter(|&&s| tree.slots.swa(s) == 0).count() as u64;
-        let whole = (0..slots.len()).all(|i| {
-            tree.slots.swa(slots[i]) != 0 || self.has_rows(index, end - pages + i as u32)
-        });
-        if !whole {
-            return;
-        }
         let tenant = seq.tenant;
-        let (_, room) = tree.share_left(tenant);
-        if holes > room {
-            self.tree.evict_tenant_swa(tenant, holes - room);
-            if holes > self.tree.share_left(tenant).1 {
-                return;
+        // Making room in the tenant's share may drop pages that this window would have used.
+        let mut holes = self.holes(index, end - pages, &slots);
+        if let Some(n) = holes {
+            let room = self.tree.share_left(tenant).1;
+            if n > room {
+                self.tree.evict_tenant_swa(tenant, n - room);
+                holes = self.holes(index, end - pages, &slots);
             }
+        }
+        if holes.is_none_or(|n| n > self.tree.share_left(tenant).1) {
+            return;
         }
         for (i, &slot) in slots.iter().enumerate() {
             self.offer(index, end - pages + i as u32, slot);
@@ -300,6 +310,13 @@ impl Cache {
         }
     }
 
+    /// SWA pages that the tree lacks in `slots`, pages from `first` on; `None` if the sequence cannot give all of them.
+    fn holes(&self, index: u32, first: u32, slots: &[u32]) -> Option<u64> {
+        let mut lacking =
+            (first..).zip(slots).filter(|&(_, &s)| self.tree.slots.swa(s) == 0).map(|(logical, _)| logical);
+        lacking.try_fold(0, |n, logical| self.has_rows(index, logical).then_some(n + 1))
+    }
+
     /// The sequence holds the SWA page, and its rows are there: no copy into it is still to be run.
     fn has_rows(&self, index: u32, logical: u32) -> bool {
         let seq = &self.seqs[index];
@@ -318,6 +335,8 @@ impl Cache {
             unreachable!("a leased page is in its slot")
         };
         let copied = self.tree.swa.is_shared(&page).then(|| self.unhold(Group::Swa, page.id()));
+        let note = self.tree.swa.take_note(page.id());
+        self.inherit(index, note);
         let seq = &mut self.seqs[index];
         let end = (logical as usize + 1) * self.tree.page as usize;
         let after = &seq.tokens[end.min(seq.tokens.len())..];

@@ -49,8 +49,7 @@ impl Cache {
     fn publish_all(&mut self, index: u32, kinds: u8) {
         let last = (self.seqs[index].committed / self.page()) as u32;
         self.publish(index, last, When::End);
-        let seq = &self.seqs[index];
-        let whole = seq.published >= last && seq.store && self.tree.roots[seq.root].attached;
+        let whole = self.seqs[index].published >= last && self.may_publish(index);
         if kinds != 0 && whole {
             self.keep(index, last, kinds);
         }

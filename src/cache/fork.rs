@@ -38,8 +38,10 @@ impl Cache {
             let there =
                 u64::from(self.tree.full.total()) - u64::from(self.tree.full.private()) - self.tree.leased_full();
             let now = self.copies_full(seq) * m64;
+            // Publishing may lease pages that could have been evicted.
+            let met = if now > 0 { whole.saturating_sub(u64::from(seq.leased)) } else { 0 };
             let free = u64::from(self.tree.full.free()) + self.tree.evictable_full();
-            if needed + self.promised > there || now > free {
+            if needed + self.promised > there || now + met > free {
                 return Err(self.out_of_full(needed));
             }
         }
@@ -59,6 +61,7 @@ impl Cache {
         }
         self.publish(id.index, whole as u32, When::Fork);
         let children = (0..m).map(|_| self.fork_one(id, budget, partial != 0)).collect();
+        self.drop_duplicates(id.index);
         self.rebalance();
         self.tree.settle();
         Ok(children)
@@ -66,7 +69,7 @@ impl Cache {
 
     /// 1 when the committed rows end inside one of the sequence's own full pages.
     fn copies_full(&self, seq: &Seq) -> u64 {
-        let partial = seq.committed % self.page() != 0;
+        let partial = !seq.committed.is_multiple_of(self.page());
         u64::from(partial && seq.committed > u64::from(seq.leased) * self.page())
     }
 

@@ -151,6 +151,20 @@ impl Cache {
         shared
     }
 
+    /// The steps and moves that earlier handles of pages waited for become the sequence's own, which publishes them.
+    pub(super) fn inherit(&mut self, index: u32, note: Option<(Stamp, Vec<u64>)>) {
+        let Some((stamp, moves)) = note else { return };
+        let seq = &mut self.seqs[index];
+        seq.stamp = seq.stamp.max(stamp);
+        for id in moves {
+            let bucket = self.tree.fence.move_bucket(id).filter(|_| !seq.moves.contains(&id));
+            if let Some(bucket) = bucket {
+                bucket.seqs.push((index, seq.generation));
+                seq.moves.push(id);
+            }
+        }
+    }
+
     /// Takes the holds off a page that is about to be published; [`Self::hold_published`] puts them on again.
     pub(super) fn unhold(&mut self, group: Group, page: u32) {
         let waiting = self.tree.fence.moves_mut().flat_map(|m| m.holds.iter_mut());
@@ -159,14 +173,14 @@ impl Cache {
                 Hold::Full(p) if group == Group::Full && p.id() == page => {
                     let old = std::mem::replace(hold, Hold::Published(group, page));
                     if let Hold::Full(p) = old {
-                        let last = self.tree.full.drop_private(p);
+                        let last = self.tree.full.drop_private(p, NONE, &[]);
                         debug_assert!(last.is_none());
                     }
                 }
                 Hold::Swa(p) if group == Group::Swa && p.id() == page => {
                     let old = std::mem::replace(hold, Hold::Published(group, page));
                     if let Hold::Swa(p) = old {
-                        let last = self.tree.swa.drop_private(p);
+                        let last = self.tree.swa.drop_private(p, NONE, &[]);
                         debug_assert!(last.is_none());
                     }
                 }

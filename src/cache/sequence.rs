@@ -118,8 +118,9 @@ impl Seq {
         let page = u64::from(tree.page);
         let window = self.committed.saturating_sub(u64::from(tree.window + tree.n_mtp)) / page;
         let last = self.committed / page;
-        let publishes = self.store && tree.roots[self.root].attached;
-        let due = publishes && self.exact && last == u64::from(self.prompt_end) && self.published < self.prompt_end;
+        let end = u64::from(self.prompt_end) * page;
+        let waits = (self.tokens.len() as u64) < end + u64::from(tree.n_mtp);
+        let due = self.exact && last == u64::from(self.prompt_end) && waits;
         let boundary = last.saturating_sub(u64::from(tree.need) + u64::from(due));
         window.min(boundary) as u32
     }

@@ -4,6 +4,7 @@
 //! cached (the tree owns it) or quarantined (a step or a move may still touch it); every transition consumes one handle
 //! and returns another, and the pool checks the owner of every page it takes back.
 
+pub mod big;
 pub mod chunk;
 mod fence;
 mod page;

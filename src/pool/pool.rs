@@ -1,6 +1,7 @@
 //! One pool: free list, owner of every page, counts by state.
 
 use super::chunk::{ChunkStack, ChunkVec};
+use super::fence::Stamp;
 use super::page::{Computed, Page, PoolGroup, Published, Quarantined, Reserved};
 use std::collections::BTreeMap;
 use std::marker::PhantomData;
@@ -23,6 +24,8 @@ pub struct Pool<G> {
     state: ChunkVec<State>,
     /// Extra handles of shared private pages.
     shares: BTreeMap<u32, u32>,
+    /// What the handles that were given back already would have waited for: the newest step, and moves.
+    notes: BTreeMap<u32, (Stamp, Vec<u64>)>,
     private: u32,
     cached: u32,
     quarantined: u32,
@@ -38,6 +41,7 @@ impl<G: PoolGroup> Pool<G> {
             free: ChunkStack::default(),
             state: ChunkVec::new(State::Free),
             shares: BTreeMap::new(),
+            notes: BTreeMap::new(),
             private: 0,
             cached: 0,
             quarantined: 0,
@@ -102,7 +106,7 @@ impl<G: PoolGroup> Pool<G> {
 
     /// Hands a page to the tree.
     pub fn publish(&mut self, page: Page<G, Computed>) -> Page<G, Published> {
-        assert!(!self.is_shared(&page), "a shared page is not published");
+        assert!(!self.is_shared(&page) && !self.notes.contains_key(&page.id()), "a shared page is not published");
         self.change(page.id(), State::Private, State::Cached);
         page.into_state()
     }
@@ -113,17 +117,37 @@ impl<G: PoolGroup> Pool<G> {
         Page::new(id)
     }
 
-    /// Gives up a private handle; the page comes back when it was the last one.
-    pub fn drop_private<S>(&mut self, page: Page<G, S>) -> Option<Page<G, Quarantined>> {
+    /// Gives up a private handle that waits for a step and moves. The last one brings the page back, with all that any
+    /// handle of it waits for.
+    pub fn drop_private<S>(
+        &mut self,
+        page: Page<G, S>,
+        stamp: Stamp,
+        moves: &[u64],
+    ) -> Option<(Page<G, Quarantined>, Stamp, Vec<u64>)> {
+        let (newest, mut all) = self.take_note(page.id()).unwrap_or_default();
+        all.extend(moves.iter().filter(|m| !all.contains(m)).copied().collect::<Vec<_>>());
+        let stamp = newest.max(stamp);
         if let Some(extra) = self.shares.get_mut(&page.id()) {
             *extra -= 1;
             if *extra == 0 {
                 self.shares.remove(&page.id());
             }
+            self.notes.insert(page.id(), (stamp, all));
             return None;
         }
         self.change(page.id(), State::Private, State::Quarantined);
-        Some(page.into_state())
+        Some((page.into_state(), stamp, all))
+    }
+
+    /// True when any page has lost a handle that waits for something.
+    pub fn has_notes(&self) -> bool {
+        !self.notes.is_empty()
+    }
+
+    /// What earlier handles of a page wait for, for the one that takes over.
+    pub fn take_note(&mut self, id: u32) -> Option<(Stamp, Vec<u64>)> {
+        if self.notes.is_empty() { None } else { self.notes.remove(&id) }
     }
 
     /// Takes a page from the tree.
@@ -181,6 +205,9 @@ impl<G: PoolGroup> Pool<G> {
                 "{} pool: states {seen:?}, counts {want:?} (free, private, cached, quarantined)",
                 G::NAME
             ));
+        }
+        if let Some(id) = self.notes.keys().find(|&&id| !self.is_private(id)) {
+            return Err(format!("{} pool: page {id} is nobody's and has a note of earlier handles", G::NAME));
         }
         let sum = self.free() + self.private + self.cached + self.quarantined;
         if sum != self.total {

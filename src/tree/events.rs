@@ -126,6 +126,8 @@ impl Tree {
 
     fn tell_residency(&mut self, dirty: &[u32]) {
         for (group, bit) in [(Group::Full, flag::FULL), (Group::Swa, flag::SWA)] {
+            // Told after what was removed: one call may drop a page and publish the same prefix again in another slot.
+            let mut runs: SmallVec<[EventKind; 2]> = SmallVec::new();
             let mut stored = std::mem::take(&mut self.events.first);
             let mut removed = std::mem::take(&mut self.events.second);
             let mut parent = [0; 32];
@@ -146,7 +148,7 @@ impl Tree {
                     let follows = last != NIL && self.slot_before(slot) == last;
                     if !follows || stored.len() >= KEYS {
                         if !stored.is_empty() {
-                            self.events.push(EventKind::Stored { group, parent, keys: stored.to_vec() });
+                            runs.push(EventKind::Stored { group, parent, keys: stored.to_vec() });
                             stored.clear();
                         }
                         parent = self.parent_key(slot);
@@ -159,11 +161,12 @@ impl Tree {
                 }
             }
             if !stored.is_empty() {
-                self.events.push(EventKind::Stored { group, parent, keys: stored.to_vec() });
+                runs.push(EventKind::Stored { group, parent, keys: stored.to_vec() });
             }
             for keys in removed.chunks(KEYS) {
                 self.events.push(EventKind::Removed { group, keys: keys.to_vec() });
             }
+            runs.into_iter().for_each(|e| self.events.push(e));
             stored.clear();
             removed.clear();
             (self.events.first, self.events.second) = (stored, removed);
@@ -201,7 +204,7 @@ impl Tree {
             self.tell_slot(slot, run, end, &mut safe, &mut not);
             self.tell_below(node, offset + 1, run, self.need.saturating_sub(1), &mut safe, &mut not);
         }
-        for (keys, good) in [(&safe, true), (&not, false)] {
+        for (keys, good) in [(&not, false), (&safe, true)] {
             for part in keys.chunks(KEYS) {
                 let keys = part.to_vec();
                 self.events.push(if good { EventKind::WindowSafe { keys } } else { EventKind::WindowUnsafe { keys } });

@@ -152,15 +152,15 @@ impl Tree {
 
     /// Gives up a sequence's full page: at once, or when its step and moves are over.
     pub(crate) fn free_private_full<S>(&mut self, page: Page<Full, S>, stamp: Stamp, moves: &[u64]) {
-        if let Some(page) = self.full.drop_private(page) {
-            self.settle_full(page, stamp, moves);
+        if let Some((page, stamp, moves)) = self.full.drop_private(page, stamp, moves) {
+            self.settle_full(page, stamp, &moves);
         }
     }
 
     /// Gives up a sequence's SWA page likewise.
     pub(crate) fn free_private_swa<S>(&mut self, page: Page<Swa, S>, stamp: Stamp, moves: &[u64]) {
-        if let Some(page) = self.swa.drop_private(page) {
-            self.settle_swa(page, stamp, moves);
+        if let Some((page, stamp, moves)) = self.swa.drop_private(page, stamp, moves) {
+            self.settle_swa(page, stamp, &moves);
         }
     }
 

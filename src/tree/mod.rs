@@ -155,7 +155,7 @@ impl Tree {
             has_full: c.full_pages > 0,
             has_swa,
             fingerprint: c.fingerprint,
-            slots: Slots::new(c.page_size),
+            slots: Slots::new(c.page_size, u64::from(c.full_pages.max(c.swa_pages))),
             nodes: Arena::default(),
             roots: Arena::default(),
             by_key: BTreeMap::new(),

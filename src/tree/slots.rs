@@ -6,7 +6,11 @@
 
 use crate::key::{PageSpan, Span, page_spans};
 use crate::policy::NIL;
+use crate::pool::big::BigArray;
 use std::collections::BTreeMap;
+
+/// Bytes of tokens from which chunks are large.
+const LARGE: u64 = 16 << 20;
 
 /// Consecutive slots inside one chunk.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -22,7 +26,7 @@ pub type Bits = Box<[u64]>;
 
 #[derive(Debug)]
 struct Chunk {
-    tokens: Box<[u32]>,
+    tokens: BigArray,
     key: Box<[[u8; 32]]>,
     full: Box<[u32]>,
     swa: Box<[u32]>,
@@ -64,9 +68,11 @@ pub struct Slots {
 }
 
 impl Slots {
-    /// No slots yet. Chunks hold about 256 KiB of tokens.
-    pub fn new(page_size: u32) -> Self {
-        let shift = (65_536 / page_size).clamp(64, 65_536).ilog2();
+    /// No slots yet. Chunks hold 2 MiB of tokens where `pages` pages are enough for several of them, else 256 KiB.
+    pub fn new(page_size: u32, pages: u64) -> Self {
+        let large = pages * u64::from(page_size) * 4 >= LARGE;
+        let tokens: u32 = if large { 524_288 } else { 65_536 };
+        let shift = (tokens / page_size).clamp(64, tokens).ilog2();
         Slots {
             page: page_size as usize,
             shift,
@@ -91,7 +97,7 @@ impl Slots {
     fn new_chunk(&self) -> Chunk {
         let n = 1usize << self.shift;
         Chunk {
-            tokens: vec![0; n * self.page].into(),
+            tokens: BigArray::new(n * self.page),
             key: vec![[0; 32]; n].into(),
             full: vec![0; n].into(),
             swa: vec![0; n].into(),
@@ -357,7 +363,7 @@ mod tests {
 
     #[test]
     fn runs_are_contiguous_and_holes_come_back() {
-        let mut s = Slots::new(64);
+        let mut s = Slots::new(64, 0);
         let a = s.allocate(1000);
         let b = s.allocate(1000);
         assert_eq!((a, b), (Run { start: 0, len: 1000 }, Run { start: 1000, len: 24 }));
@@ -375,7 +381,7 @@ mod tests {
 
     #[test]
     fn common_counts_whole_pages() {
-        let mut s = Slots::new(4);
+        let mut s = Slots::new(4, 0);
         let run = s.allocate(3);
         let text: Vec<u32> = (0..12).collect();
         (0..3).for_each(|i| s.write(run.start + i, &text[i as usize * 4..][..4], &[], u64::from(i)));

@@ -173,7 +173,7 @@ class Engine:
         self.check_ownership()
         layout, count = self.layout, len(tracks)
         ends = [track.committed + track.reserved for track in tracks]
-        pages = max((self.pages(max(end, t.full_from)) for t, end in zip(tracks, ends, strict=True)), default=0)
+        pages = max((self.pages(end) for end in ends), default=0)
         slots = max((track.reserved for track in tracks), default=0)
         narrow = self.cache.swa_width(slots)
         full = np.full((count, pages), -7, np.int32) if layout.full_pages else None
@@ -262,7 +262,8 @@ class Engine:
         """Every committed row that the next step reads is this sequence's own KV."""
         if not track.settled or track.parked:
             return
-        self._verify(track, 1, 0, max(track.committed, track.full_from))
+        # Full KV up to p is the tree's; tables show it as soon as slots reach there.
+        self._verify(track, 1, 0, min(max(track.committed, track.full_from), track.committed + track.reserved))
         self._verify(track, 2, max(0, track.committed - self.layout.window), track.committed)
 
     def _verify(self, track: Track, group: int, low: int, high: int) -> None:

@@ -26,7 +26,7 @@ SMALL = ("--scale", "0.1")
 @pytest.fixture(scope="module")
 def small() -> Result:
     """One small run."""
-    return run.run(seed=0, scale=0.1)[0]
+    return run.run(seed=0, scale=0.1)
 
 
 def test_a_small_run_is_verified(small: Result) -> None:
@@ -186,8 +186,10 @@ class Handmade:
     """A device with one sequence of 200 tokens, 190 of them committed, in pages 1 to 4 of both pools."""
 
     def __init__(self) -> None:
-        self.verdict = Verdict()
-        self.device = Device(Pages(8, 8, 64, len(HEADS) - 1, np.random.default_rng(0)), 128, self.verdict)
+        self.verdict, self.published = Verdict(), set[int]()
+        self.device = Device(
+            Pages(8, 8, 64, len(HEADS) - 1, np.random.default_rng(0)), 128, self.verdict, self.published.__contains__
+        )
         self.lane = Lane.of(7, Session("handmade", 0.0, []), turn(), 3)
         self.lane.enter(SimpleNamespace(committed=0, known=200, full_write_from=0))
         self.lane.reserved = 190
@@ -242,6 +244,15 @@ def test_a_late_write_into_a_page_that_has_a_new_owner_is_found() -> None:
     made.device.start(4, [second], tables)
     assert made.verdict.wrong > found
     assert "request 8" in made.verdict.messages[-1]
+
+
+def test_a_write_into_a_published_page_is_found() -> None:
+    made = Handmade()
+    made.fill(2)
+    made.published.add(3)
+    made.device.write(made.lane, 4, 205)
+    assert made.verdict.wrong == 1
+    assert "SWA page 3, which is published" in made.verdict.messages[0]
 
 
 def test_the_null_page_is_refused() -> None:

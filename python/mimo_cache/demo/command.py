@@ -20,11 +20,11 @@ def main(argv: Sequence[str]) -> int:
     if options.html is not None and find_spec("matplotlib") is None:
         print("mimo-cache demo: --html needs matplotlib; pip install 'mimo-cache[report]' brings it", file=sys.stderr)
         return 2
-    result, engine = run(options.seed, options.scale, options.sabotage, progress=Progress(sys.stderr.isatty()))
+    result = run(options.seed, options.scale, options.sabotage, progress=Progress(sys.stderr.isatty()))
     if options.html is not None:
         from . import html  # noqa: PLC0415 - matplotlib is optional
 
-        options.html.write_text(html.page(result, engine.cache.snapshot()), encoding="utf-8")
+        options.html.write_text(html.page(result), encoding="utf-8")
         print(f"wrote {options.html}", file=sys.stderr)
     print(report.text(result), file=sys.stderr if options.json else sys.stdout)
     if options.json:

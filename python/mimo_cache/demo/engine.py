@@ -96,7 +96,7 @@ class Engine:
         self.verdict, self.tally = Verdict(), Tally()
         memory_rng = np.random.default_rng(seed + 1)
         pages = Pages(limits.full_pages, limits.swa_pages, shape.page, shape.n_mtp, memory_rng)
-        self.device = Device(pages, shape.window, self.verdict)
+        self.device = Device(pages, shape.window, self.verdict, lambda page: cache.mtp_record(page) is not None)
         self.turns = sum(len(s.turns) for s in sessions)
         self.sessions = sessions[::-1]
         self.arriving: list[tuple[int, int, Session, int]] = []

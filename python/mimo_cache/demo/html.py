@@ -35,8 +35,8 @@ pre { background: #f6f6f6; padding: 1em; overflow-x: auto; font-size: 13px }
 """
 
 
-def page(r: Result, snapshot: Any) -> str:
-    """The whole page. `snapshot` is what the cache held at the end."""
+def page(r: Result) -> str:
+    """The whole page."""
     verdict = (
         f"<p class=ok>verified: {r.verdict.rows:,} rows in {r.verdict.tables:,} page tables held exactly the KV of "
         "their token sequence</p>"
@@ -60,7 +60,8 @@ def page(r: Result, snapshot: Any) -> str:
         (
             "The prefix tree at the end",
             "<p>Depth runs down, one column a branch. Light: full KV only. Dark: full and SWA KV. Dots: boundaries "
-            "from which a request can go on.</p>" + tree(snapshot, r.page),
+            "from which a request can go on.</p>"
+            + (tree(r.snapshot, r.page) if r.snapshot is not None else "<p>The run broke off.</p>"),
         ),
         ("Report", f"<pre>{html.escape(text(r))}</pre>"),
     ]

@@ -24,7 +24,8 @@ STATES = ("free", "private", "cached", "leased", "quarantined", "promised")
 @dataclass(slots=True)
 class Result:
     """Everything that is printed or drawn. bytes: of both pools; single_bytes: of a single pool with the same hit rate,
-    None when no such pool reaches it. seconds: serving time, checks included."""
+    None when no such pool reaches it. seconds: serving time, checks included. last, snapshot: the cache's stats and
+    contents at the end, the snapshot None when the run broke off."""
 
     verified: bool
     verdict: Verdict
@@ -41,6 +42,7 @@ class Result:
     sessions: int
     mirrored: int
     last: Any
+    snapshot: Any
 
     @property
     def hit_rate(self) -> float:

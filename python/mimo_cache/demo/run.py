@@ -30,7 +30,7 @@ def limits(scale: float) -> Limits:
 
 def run(
     seed: int, scale: float, sabotage: str | None = None, progress: Callable[[int, int, str], None] | None = None
-) -> tuple[Result, Engine]:
+) -> Result:
     """Serves the workload and checks it. `seconds` in the result leaves out making the sessions and the comparison."""
     geometry = Geometry.preset(MODEL, page_size=PAGE)
     sizes, sessions = limits(scale), mix.build(seed, scale)
@@ -46,7 +46,7 @@ def run(
     verdict, tally, mirror = engine.verdict, engine.tally, audit.Mirror()
 
     def watch(engine: Engine) -> None:
-        if tally.steps % 8 == 0:
+        if tally.steps % 8 == 1:
             tally.samples.append((tally.steps, tally.prompt, tally.hits, tally.full_kv, cache.stats()))
             mirror.apply(*cache.drain_events())
         if tally.steps % 64 == 0:
@@ -65,15 +65,19 @@ def run(
         seconds = time.perf_counter() - begin
         cache.check_integrity()
         mirror.apply(*cache.drain_events())
-        for problem in audit.books(cache, tally) + mirror.differences(cache.snapshot()):
+        last, snapshot = cache.stats(), cache.snapshot()
+        for problem in audit.books(cache, tally) + mirror.differences(snapshot):
             verdict.fail(problem)
     except (RunError, MimoCacheError) as error:
+        if not tally.samples:
+            raise
         seconds = time.perf_counter() - begin
+        last, snapshot = tally.samples[-1][4], None
         verdict.fail(str(error))
     rate = tally.hits / max(1, tally.prompt)
     pages = single.pages_for(tally.served, PAGE, rate, sizes.full_pages) if not verdict.wrong else None
     full_bytes = sizes.full_pages * geometry.stored_full_page_bytes
-    result = Result(
+    return Result(
         verified=verdict.wrong == 0 and verdict.rows > 0 and tally.requests == engine.turns,
         verdict=verdict,
         tally=tally,
@@ -88,6 +92,6 @@ def run(
         seconds=seconds,
         sessions=count,
         mirrored=mirror.events,
-        last=cache.stats(),
+        last=last,
+        snapshot=snapshot,
     )
-    return result, engine

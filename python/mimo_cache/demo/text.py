@@ -2,7 +2,8 @@
 
 Every session starts with one of two shared system prompts, then alternates reads (a manual topic, a stretch of a
 module), questions and answers. Some turns are asked again (the same prompt, another answer), some go back two turns
-and branch, some carry a picture as a multimodal span, some use an adapter, and some draw several samples.
+and branch, some correct a word, some carry a picture as a multimodal span, some use an adapter, and some draw
+several samples.
 """
 
 from __future__ import annotations
@@ -134,19 +135,37 @@ class Reader:
         history = [self.systems[int(rng.integers(len(self.systems)))]]
         spans: list[tuple[int, int, bytes]] = []
         turns: list[Turn] = []
+        if rng.random() < 0.4:
+            self.look(history, spans)
         for n in range(int(rng.integers(4, 11))):
             if n >= 3 and rng.random() < 0.15:  # the client goes back and takes another way
                 history = history[:-4]
                 spans = [s for s in spans if s[0] + s[1] <= sum(map(len, history))]
             if rng.random() < 0.12:
-                spans.append((sum(map(len, history)), 256, hashlib.sha256(b"picture %d" % rng.integers(3)).digest()))
-                history.append(np.full(256, IMAGE_TOKEN, np.uint32))
+                self.look(history, spans)
             history.append(np.concatenate([self.read(), self.questions[int(rng.integers(len(self.questions)))]]))
             turns.append(self.turn(np.concatenate(history), list(spans), adapter))
             if rng.random() < 0.12:  # asked again: the same prompt, another answer
                 turns.append(self.turn(turns[-1].prompt, list(spans), adapter))
+            if rng.random() < 0.2:  # a word is corrected
+                history[-1] = self.correct(history[-1], sum(map(len, history[:-1])))
+                turns.append(self.turn(np.concatenate(history), list(spans), adapter))
             history.append(turns[-1].output)
         return Session("cpython", start, turns)
+
+    def look(self, history: list[Tokens], spans: list[tuple[int, int, bytes]]) -> None:
+        """Shows one of three pictures, which are the same placeholders and differ in their content alone."""
+        spans.append((sum(map(len, history)), 256, hashlib.sha256(b"picture %d" % self.rng.integers(3)).digest()))
+        history.append(np.full(256, IMAGE_TOKEN, np.uint32))
+
+    def correct(self, message: Tokens, start: int) -> Tokens:
+        """The message with one token changed: half of the time the last of 64, where comparisons of pages go wrong."""
+        out = message.copy()
+        at = int(self.rng.integers(len(out)))
+        if self.rng.random() < 0.5:
+            at = max(0, at - (start + at + 1) % 64)
+        out[at] = (out[at] + 1) % IMAGE_TOKEN
+        return out
 
     def read(self) -> Tokens:
         """What a tool returned: a topic of the manual or a stretch of a module, whose start is read most often."""

@@ -1,0 +1,531 @@
+"""What an engine engineer sees: names, a life of a sequence, tokens in every form, reports, events, exceptions."""
+
+import array
+import ast
+import ctypes
+import gc
+import inspect
+import pickle
+import struct
+import subprocess
+import sys
+import time
+import weakref
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import mimo_cache
+from helpers import Steps, plain, tables
+from mimo_cache import Geometry, Key, PrefixCache
+
+
+def test_the_package_names_everything_it_exports() -> None:
+    public = {name for name in vars(mimo_cache._core) if not name.startswith("_")} - {"replay"}
+    assert public | {"__version__"} == set(mimo_cache.__all__)
+    assert sorted(mimo_cache.__all__) == mimo_cache.__all__
+    assert mimo_cache.__version__
+
+
+def test_help_says_what_the_stubs_say() -> None:
+    path = mimo_cache.__path__[0]
+    stubs = ast.parse(Path(path, "_core.pyi").read_text(encoding="utf-8"))
+    classes = [node for node in stubs.body if isinstance(node, ast.ClassDef) and not node.name.startswith("_")]
+    for node in classes:
+        made = getattr(mimo_cache, node.name)
+        if not issubclass(made, Exception):
+            assert inspect.getdoc(made) == ast.get_docstring(node)
+        methods = {f.name: ast.get_docstring(f) for f in node.body if isinstance(f, ast.FunctionDef)}
+        told = {name: inspect.getdoc(getattr(made, name)) for name in methods if not name.startswith("__")}
+        assert told == {name: doc for name, doc in methods.items() if not name.startswith("__")}, node.name
+        assert None not in told.values()
+
+
+def test_importing_needs_numpy_only() -> None:
+    code = (
+        "import sys, mimo_cache, numpy; mimo_cache.PrefixCache.plain(page_size=1, full_pages=1).request([1]).tokens();"
+        "print(*sorted({m.split('.')[0] for m in sys.modules}))"
+    )
+    out = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True)
+    extra = set(out.stdout.split()) - set(sys.stdlib_module_names) - {"numpy", "mimo_cache", "__main__"}
+    assert {name for name in extra if not name.startswith(("_", "sitecustomize"))} == set()
+
+
+def test_a_second_turn_starts_where_the_first_one_ended() -> None:
+    cache = plain()
+    steps = Steps(cache)
+    prompt = np.arange(30, dtype=np.int32)
+    with cache.request(prompt).open(credit=3) as seq:
+        assert (seq.full_kv_match, seq.usable, seq.committed, seq.known) == (0, 0, 0, 30)
+        steps.run(seq, 30, [100])
+        steps.run(seq, 1, [101])
+        assert (seq.committed, seq.known, seq.reserved) == (31, 32, 0)
+        assert seq.tokens().tolist() == [*range(30), 100, 101]
+        assert seq.tokens().dtype == np.uint32
+        assert len(seq.full_table()) == 8
+        first, pages = seq.swa_table()
+        assert first <= seq.swa_base
+        assert seq.swa_held == len(pages)
+    turn = cache.request([*range(30), 100, 101, 7, 8])
+    found = turn.peek()
+    assert (found.full_kv_match, found.usable) == (28, 28)
+    assert found == cache.peek([*range(30), 100, 101, 7, 8])
+    with turn.open() as seq:
+        assert turn.opened
+        assert (seq.usable, seq.full_write_from, seq.swa_write_from) == (28, 28, 28)
+        report = seq.report
+        assert (report.prompt_tokens, report.usable, report.promised, report.delivered, report.turn) == (
+            34,
+            28,
+            28,
+            28,
+            2,
+        )
+        assert sum(report.misses.values()) == 6
+        steps.run(seq, 6)
+    assert report == seq.report, "a report stays readable"
+    cache.check_integrity()
+
+
+def test_fill_writes_tables_into_the_callers_memory() -> None:
+    cache = plain()
+    seqs = [cache.request(list(range(start, start + 9))).open() for start in (0, 100)]
+    for seq in seqs:
+        seq.reserve(9)
+    full, swa, base, lens = (np.full(shape, -7, np.int32) for shape in ((2, 5), (2, cache.swa_width(9)), (2,), (2,)))
+    plan = cache.fill(1, seqs, full, swa, base, lens)
+    assert not plan
+    assert (plan.copies, plan.rebuilds) == ([], [])
+    assert lens.tolist() == [9, 9]
+    for row, seq in enumerate(seqs):
+        assert full[row].tolist() == [*seq.full_table().tolist(), 0, 0]
+        assert base[row] == seq.swa_base == 0
+        assert swa[row].tolist()[:3] == seq.swa_table()[1].tolist()
+    assert len({*full[:, :3].ravel().tolist()}) == 6
+    cache.commit_many(seqs, np.array([9, 9]), [[7], np.array([8], np.int64)])
+    assert [seq.known for seq in seqs] == [10, 10]
+    cache.retire(1)
+
+
+def test_fill_takes_any_writable_int32_buffer_and_a_full_length_swa_table() -> None:
+    cache = plain()
+    seq = cache.request(list(range(20))).open(4)
+    steps = Steps(cache)
+    steps.run(seq, 20)
+    seq.reserve(1)
+    full = (ctypes.c_int32 * 6 * 1)()
+    swa = memoryview(bytearray(24)).cast("i", (1, 6))
+    lens = array.array("i", [-1])
+    cache.fill(steps.next, [seq], full, swa, None, lens)
+    assert list(full[0]) == seq.full_table().tolist()
+    first, pages = seq.swa_table()
+    row = list(struct.unpack("6i", swa))
+    assert row[: seq.swa_base] == [0] * seq.swa_base
+    assert row[seq.swa_base :] == pages.tolist()[seq.swa_base - first :]
+    assert lens[0] == 21
+
+
+class FakeTensor:
+    """What the bindings see of a torch CPU tensor: no buffer of its own, an array that shares its memory."""
+
+    def __init__(self, values: Any) -> None:
+        self.values = values
+
+    def numpy(self) -> Any:
+        return self.values
+
+    def __array__(self, dtype: Any = None, copy: Any = None) -> Any:
+        return self.values
+
+
+FakeTensor.__module__ = "torch"
+
+
+def test_fill_writes_into_a_tensors_memory() -> None:
+    cache = plain()
+    seq = cache.request([1, 2, 3]).open()
+    seq.reserve(3)
+    full, swa, base, lens = tables(1, 8)
+    cache.fill(1, [seq], FakeTensor(full), FakeTensor(swa), FakeTensor(base), FakeTensor(lens))
+    assert full[0, 0] == seq.full_table()[0]
+    assert lens[0] == 3
+
+
+def test_torch_tensors() -> None:
+    torch = pytest.importorskip("torch")
+    cache = plain()
+    assert cache.request(torch.arange(9)).tokens().tolist() == list(range(9))
+    with pytest.raises(mimo_cache.InvalidArgument):
+        cache.request(torch.arange(9.0))
+    seq = cache.request(torch.arange(9, dtype=torch.int32)).open()
+    seq.reserve(9)
+    full, swa = torch.zeros(1, 8, dtype=torch.int32), torch.zeros(1, 8, dtype=torch.int32)
+    base, lens = torch.zeros(1, dtype=torch.int32), torch.zeros(1, dtype=torch.int32)
+    cache.fill(1, [seq], full, swa, base, lens)
+    assert full[0, :3].tolist() == seq.full_table().tolist()
+    assert lens.tolist() == [9]
+
+
+BASE = np.array([1, 2, 2**31 - 1, 5], np.int64)
+
+
+@pytest.mark.parametrize(
+    "tokens",
+    [
+        BASE.tolist(),
+        tuple(BASE.tolist()),
+        [np.int64(1), np.uint8(2), 2**31 - 1, np.int32(5)],
+        BASE,
+        BASE.astype(np.int32),
+        BASE.astype(np.uint32),
+        BASE.astype(np.uint64),
+        BASE.astype(">i8"),
+        BASE.astype(">u4"),
+        np.repeat(BASE, 3)[::3],
+        np.repeat(BASE.astype(np.int32), 2)[::2],
+        BASE[::-1].copy()[::-1],
+        np.stack([BASE, BASE]).T[:, 0],
+        array.array("I", BASE.tolist()),
+        array.array("q", BASE.tolist()),
+        memoryview(array.array("I", BASE.tolist())),
+        np.frombuffer(b"\0" + BASE.astype(np.int32).tobytes(), np.int32, offset=1),
+        FakeTensor(BASE),
+    ],
+    ids=str,
+)
+def test_tokens_in_every_form_are_the_same_tokens(tokens: Any) -> None:
+    cache = plain(page_size=1, window=0, n_mtp=0)
+    request = cache.request(tokens)
+    assert request.tokens().tolist() == BASE.tolist()
+    Steps(cache).serve(BASE)
+    assert cache.peek(tokens).full_kv_match == 4
+    assert request.peek().full_kv_match == 4
+
+
+@pytest.mark.parametrize("dtype", [np.int8, np.uint8, np.int16, np.uint16])
+def test_narrow_integers_are_tokens_too(dtype: Any) -> None:
+    assert plain().request(np.arange(100, dtype=dtype)).tokens().tolist() == list(range(100))
+
+
+def test_token_ids_may_use_all_of_32_bits() -> None:
+    cache = plain(page_size=2, window=0, n_mtp=0)
+    high = [2**32 - 1, 2**31, 7, 8]
+    Steps(cache).serve(high)
+    assert cache.peek(np.array(high, np.uint32)).full_kv_match == 4
+    # The same bits as int32 are negative ids, although they equal what is stored.
+    with pytest.raises(mimo_cache.InvalidArgument, match="-1 at index 0"):
+        cache.peek(np.array(high, np.uint32).view(np.int32))
+
+
+def test_negative_ids_are_found_behind_what_matches() -> None:
+    cache = plain(page_size=2, window=0, n_mtp=0)
+    Steps(cache).serve([1, 2, 3, 4])
+    with pytest.raises(mimo_cache.InvalidArgument, match="-5 at index 6"):
+        cache.peek(np.array([1, 2, 3, 4, 9, 9, -5], np.int32))
+
+
+def test_keys_separate_and_hash() -> None:
+    assert Key(salt="a") == Key(salt=b"a")
+    assert len({Key(), Key(salt=b"a"), Key(adapter="a"), Key(b"a", "a"), Key(salt=b"a")}) == 4
+    assert (Key(b"a", "b").salt, Key(b"a", "b").adapter) == (b"a", "b")
+    assert eval(repr(Key(b"a", "b")), {"Key": Key}) == Key(b"a", "b")
+    cache = plain()
+    steps = Steps(cache)
+    steps.serve(list(range(16)), key=Key(salt=b"a"))
+    assert cache.peek(list(range(16)), Key(salt=b"a")).full_kv_match == 16
+    for other in (None, Key(salt=b"b"), Key(adapter="a"), Key(b"a", "a")):
+        assert cache.peek(list(range(16)), key=other).full_kv_match == 0
+
+
+def test_spans_are_part_of_the_prefix() -> None:
+    cache = plain()
+    cat, dog = [(2, 6, b"c" * 32)], [(2, 6, b"d" * 32)]
+    Steps(cache).serve(list(range(16)), spans=cat)
+    assert cache.peek(list(range(16)), spans=cat).full_kv_match == 16
+    assert cache.peek(list(range(16)), spans=tuple(dog)).full_kv_match == 0
+    assert cache.peek(list(range(16))).full_kv_match == 0
+
+
+def test_store_false_reads_and_leaves_nothing() -> None:
+    cache = plain()
+    steps = Steps(cache)
+    steps.serve(list(range(16)))
+    cached = cache.stats().full.cached
+    assert steps.serve([*range(16), *range(50, 66)], store=False).usable > 0
+    assert cache.stats().full.cached == cached
+
+
+def test_leaving_a_block_by_an_exception_aborts() -> None:
+    cache = plain()
+    seq = cache.request(list(range(16))).open()
+    seq.reserve(16)
+    with pytest.raises(KeyboardInterrupt), seq:
+        raise KeyboardInterrupt
+    assert cache.stats().open_sequences == 0
+    assert cache.stats().full.private == 0
+    with pytest.raises(mimo_cache.SequenceStateError):
+        seq.finish()
+
+
+def test_a_sequence_may_end_inside_its_block() -> None:
+    cache = plain()
+    for end in ("finish", "abort"):
+        with cache.request([1]).open() as seq:
+            getattr(seq, end)()
+    assert cache.stats().open_sequences == 0
+
+
+def test_a_dropped_sequence_aborts_itself() -> None:
+    cache = plain()
+    seq = cache.request(list(range(16))).open()
+    seq.reserve(16)
+    assert cache.stats().full.private == 4
+    gone = weakref.ref(seq)
+    del seq
+    gc.collect()
+    assert gone() is None
+    assert (cache.stats().open_sequences, cache.stats().full.private) == (0, 0)
+    cache.check_integrity()
+
+
+def test_sequences_keep_their_cache_alive() -> None:
+    cache = plain()
+    seq = cache.request([1, 2]).open()
+    del cache
+    gc.collect()
+    seq.reserve(2)
+    assert seq.reserved == 2
+
+
+def test_fork_park_resume() -> None:
+    cache = plain()
+    steps = Steps(cache)
+    parent = cache.request(list(range(10))).open(8)
+    steps.run(parent, 10, [50])
+    left, right = parent.fork(2, credit=4)
+    assert {parent.id, left.id, right.id} == {parent.id} | {left.id} | {right.id}
+    assert (left.committed, left.known, left.reserved) == (10, 11, 0)
+    plan = steps.run(left, 1, [60])
+    assert plan
+    assert {group for group, _, _ in plan.copies} <= {"full", "swa"}
+    assert all(isinstance(n, int) for copy in plan.copies for n in copy[1:])
+    right.park()
+    assert (right.parked, cache.stats().parked_sequences) == (True, 1)
+    right.resume(credit=2)
+    assert (right.parked, cache.stats().parked_sequences) == (False, 0)
+    assert right.report.prompt_tokens == 11
+    assert right.usable == right.committed
+    for seq in (parent, left, right):
+        seq.finish()
+    cache.check_integrity()
+
+
+def test_copies_can_run_outside_a_step() -> None:
+    cache = plain()
+    steps = Steps(cache)
+    parent = cache.request(list(range(10))).open(8)
+    steps.run(parent, 10, [50])
+    assert cache.take_copies() is None
+    (child,) = parent.fork(1)
+    taken = cache.take_copies()
+    assert taken is not None
+    move, plan = taken
+    assert plan.copies
+    child.abort()
+    cache.move_done(move)
+    with pytest.raises(mimo_cache.StepOrderError):
+        cache.move_done(move)
+    cache.check_integrity()
+
+
+def test_out_of_pages_tells_everything_and_changes_nothing() -> None:
+    cache = plain(full_pages=4, swa_pages=16, scratch_pages=4)
+    request = cache.request(list(range(40)))
+    before = cache.stats()
+    with pytest.raises(mimo_cache.OutOfPages, match="out of full pages") as info:
+        request.open()
+    error = info.value
+    assert (error.pool, error.needed, error.total, error.free, error.quarantined) == ("full", 10, 4, 4, 0)
+    assert error.evictable == error.promised == 0
+    assert "never" in str(error)
+    assert cache.stats() == before
+    assert not request.opened
+    copy = pickle.loads(pickle.dumps(error))
+    assert (type(copy), copy.pool, copy.needed, str(copy)) == (type(error), "full", 10, str(error))
+
+
+def test_exceptions_form_one_family() -> None:
+    names = [name for name in mimo_cache.__all__ if name.endswith(("Error", "Argument", "OutOfPages"))]
+    assert len(names) == 10
+    for name in names:
+        error = getattr(mimo_cache, name)
+        assert issubclass(error, mimo_cache.MimoCacheError)
+        assert error.__doc__
+        assert error.__module__ == "mimo_cache"
+    assert issubclass(mimo_cache.InvalidArgument, ValueError)
+    assert issubclass(mimo_cache.ConfigError, ValueError)
+    assert issubclass(mimo_cache.TraceError, ValueError)
+    assert issubclass(mimo_cache.FileError, OSError)
+    assert mimo_cache.OutOfPages.needed == 0
+
+
+def test_explain_tells_a_story() -> None:
+    cache = plain()
+    steps = Steps(cache)
+    steps.serve(list(range(32)))
+    told = cache.explain([*range(32), 1, 2, 3])
+    assert told.report.usable == 32
+    assert told.report.misses["partial_page"] == 3
+    assert [checkpoint.boundary for checkpoint in told.checkpoints] == [32]
+    assert told.checkpoints[0].kinds == ["PROMPT_END"]
+    assert told.checkpoints[0].turn == 1
+    assert str(told).splitlines() == told.lines
+    assert "32" in str(told)
+
+
+def test_events_fold_into_the_snapshot() -> None:
+    cache = plain()
+    steps = Steps(cache)
+    steps.serve(list(range(32)), key=Key(salt=b"x"))
+    events, lost = cache.drain_events()
+    assert lost == 0
+    assert [event.number for event in events] == list(range(1, len(events) + 1))
+    assert {event.kind for event in events} <= {"stored", "removed", "window_safe", "window_unsafe"}
+    stored = [key for event in events if (event.kind, event.group) == ("stored", "full") for key in event.keys]
+    snapshot = cache.snapshot()
+    assert snapshot.number == len(events)
+    assert [page.key for page in snapshot.pages if page.full] == stored
+    assert all(len(key) == 32 for key in stored)
+    assert snapshot.pages[1].parent == snapshot.pages[0].key
+    assert [page.window_safe for page in snapshot.pages][-1]
+    cache.clear(Key(salt=b"x"))
+    (cleared,), lost = cache.drain_events(max=10)
+    assert (cleared.kind, cleared.root, cleared.keys) == ("cleared", snapshot.pages[0].parent, [])
+    assert cache.snapshot().pages == []
+    assert cache.drain_events() == ([], 0)
+
+
+def test_events_lost_are_counted() -> None:
+    cache = plain(events=4)
+    Steps(cache).serve(list(range(64)), chunk=4)
+    events, lost = cache.drain_events()
+    assert lost > 0
+    assert events[0].number == lost + 1
+
+
+def test_clear_and_weights_make_new_namespaces() -> None:
+    cache = plain(weights="v1")
+    steps = Steps(cache)
+    steps.serve(list(range(16)))
+    cache.set_weights(b"v2")
+    assert cache.peek(list(range(16))).full_kv_match == 0
+    cache.set_weights("v1")
+    assert cache.peek(list(range(16))).full_kv_match == 16
+    cache.clear()
+    assert cache.peek(list(range(16))).full_kv_match == 0
+
+
+def test_pin_lasts_as_long_as_it_says() -> None:
+    def survives(ttl: float, wait: float) -> bool:
+        cache = plain(full_pages=16)
+        steps = Steps(cache)
+        steps.serve(list(range(16)))
+        assert cache.pin(list(range(16)), ttl=ttl) == 16
+        time.sleep(wait)
+        for other in range(6):
+            steps.serve(list(range(100 * other + 100, 100 * other + 116)))
+        return cache.peek(list(range(16))).full_kv_match == 16
+
+    assert survives(ttl=1000, wait=0)
+    assert not survives(ttl=0.005, wait=0.05)
+
+
+def test_tenant_shares_bound_what_stays() -> None:
+    cache = plain()
+    cache.set_tenant_share(3, full_pages=5, swa_pages=64)
+    Steps(cache).serve(list(range(64)), tenant=3)
+    assert cache.stats().full.cached <= 5
+
+
+def test_stats_and_dumps() -> None:
+    cache = plain()
+    Steps(cache).serve(list(range(32)))
+    stats = cache.stats()
+    assert stats == cache.stats()
+    assert stats != plain().stats()
+    numbers = stats.as_dict()
+    assert numbers["full"] == stats.full.as_dict()
+    assert numbers["misses"] == stats.misses
+    assert all(getattr(stats, name) == value for name, value in numbers.items() if isinstance(value, int))
+    assert all(getattr(stats.swa, name) == value for name, value in stats.swa.as_dict().items())
+    assert "PROMPT_END" in cache.dump()
+    assert cache.dump(format="dot").startswith("digraph")
+
+
+def test_a_cache_from_a_geometry() -> None:
+    geometry = Geometry.preset("mimo-v2.5-pro")
+    cache = PrefixCache(geometry, full_pages=100, swa_pages=60, scratch_pages=20, retention="prompt_end+sup2")
+    assert (cache.page_size, cache.window, cache.n_mtp) == (64, 128, 3)
+    assert (cache.full_pages, cache.swa_pages, cache.scratch_pages) == (100, 60, 20)
+    assert cache.geometry == geometry
+    assert cache.swa_width(8192) == 132
+    assert plain().geometry is None
+    uniform = PrefixCache(Geometry.preset("uniform", page_size=16), full_pages=10)
+    assert (uniform.window, uniform.n_mtp, uniform.swa_width(100)) == (0, 0, 0)
+    seq = uniform.request(list(range(20))).open()
+    seq.reserve(20)
+    uniform.fill(1, [seq], np.zeros((1, 2), np.int32), None, None, np.zeros(1, np.int32))
+
+
+def test_geometry_numbers() -> None:
+    pro = Geometry.preset("mimo-v2.5-pro", tp_size=8, tp_rank=3)
+    assert pro.full is not None
+    assert pro.swa is not None
+    assert (pro.full.token_bytes, pro.swa.trunk_token_bytes, pro.swa.mtp_token_bytes) == (51_200, 307_200, 15_360)
+    assert (pro.full.rank_heads, pro.full.shards, pro.full.replication) == ((3, 4), 8, 1)
+    assert (pro.window, pro.window_keys, pro.mtp_heads, pro.checkpoint_in_full_tokens) == (128, 129, 3, 768)
+    assert pro.fingerprint == Geometry.preset("mimo-v2.5-pro").fingerprint
+    assert pro.fingerprint != Geometry.preset("mimo-v2.5-pro", kv_dtype="fp8_e4m3").fingerprint
+    assert set(Geometry.PRESETS) >= {"mimo-v2-flash", "mimo-v2.5", "mimo-v2.5-pro", "uniform"}
+    own = Geometry(name="m", layers=["full", "swa"], full=(2, 8, 8), swa=(2, 8, 8), window_keys=5, page_size=2)
+    assert (own.window, own.checkpoint_pages, own.layers) == (4, 2, ["full", "swa"])
+    assert hash(own) == hash(
+        Geometry(name="m", layers=("full", "swa"), full=(2, 8, 8), swa=(2, 8, 8), window_keys=5, page_size=2)
+    )
+
+
+def test_geometry_from_a_config(tmp_path: Any) -> None:
+    config = {
+        "model_type": "llama",
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "hidden_size": 32,
+        "head_dim": 8,
+        "torch_dtype": "bfloat16",
+    }
+    geometry = Geometry.from_config(config)
+    assert geometry.full is not None
+    assert geometry.full.token_bytes == 2 * 2 * 16 * 2
+    path = tmp_path / "config.json"
+    path.write_text(__import__("json").dumps(config))
+    assert Geometry.from_file(path) == Geometry.from_file(str(path)) == geometry
+    assert Geometry.from_config(path.read_bytes()) == Geometry.from_config(path.read_text()) == geometry
+
+
+def test_calls_are_cheap() -> None:
+    """Far above what a release build takes, so that only a mistake in kind is caught; benches measure."""
+    cache = plain()
+    tokens = np.arange(32, dtype=np.int32)
+    cache.peek(tokens)
+    best = min(_seconds(lambda: cache.peek(tokens), 1000) for _ in range(5))
+    assert best < 30e-6
+
+
+def _seconds(call: Any, times: int) -> float:
+    start = time.perf_counter()
+    for _ in range(times):
+        call()
+    return (time.perf_counter() - start) / times
