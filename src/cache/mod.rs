@@ -233,6 +233,7 @@ impl Cache {
         if usable == 0 {
             return Ok(0);
         }
+        while u64::from(usable) > self.tree.pin_room() && self.tree.end_pins() {}
         let room = self.tree.pin_room();
         if u64::from(usable) > room {
             return Err(Error::invalid("pages to pin", usable, format!("at most {room} more pinned pages")));
