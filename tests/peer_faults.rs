@@ -79,6 +79,37 @@ fn filling_a_hole_leaves_readers_alone() {
     w.close();
 }
 
+/// The same in decode: two sequences generate the same tokens, the slower one finds its pages published already. While
+/// it decodes its table must not change under kernels and graphs that were prepared with it; when it ends, only one of
+/// each page is kept.
+#[test]
+fn pages_are_not_swapped_in_decode() {
+    let mut w = World::new(Setup::roomy(2, 4, 1));
+    let prompt = words(1, 9);
+    let (a, _) = w.start(&prompt, 40);
+    let (b, _) = w.start(&prompt, 40);
+    w.prefill(a, 16);
+    w.prefill(b, 16);
+    w.decode(a, 8);
+    let version = |w: &World| w.cache.info(w.seqs[b].id).unwrap().table_version;
+    let before = version(&w);
+    for _ in 0..8 {
+        w.decode(b, 1);
+        assert_eq!(version(&w), before, "decode changes no page of the table");
+    }
+    let known = |i: usize| w.seqs[i].story.tokens.clone();
+    let same = known(a).iter().zip(&known(b)).take_while(|(x, y)| x == y).count();
+    assert!(same > prompt.len() + 4, "both generated the same, {same} tokens");
+    let (own, theirs) = (w.cache.full_table(w.seqs[b].id).unwrap(), w.cache.full_table(w.seqs[a].id).unwrap());
+    assert_eq!(own[..4], theirs[..4], "the prompt's pages were adopted in prefill");
+    assert_ne!(own[5], theirs[5], "the generated ones are b's own");
+    w.finish(a);
+    let cached = w.cache.stats().full.cached;
+    w.finish(w.seqs.len() - 1);
+    assert_eq!(w.cache.stats().full.cached, cached, "b's duplicates were not kept");
+    w.close();
+}
+
 /// When the SWA pages of a node left, its full KV was freed with them although the tokens were out of every window:
 /// the long prefix had to be computed again for the full layers too.
 #[test]

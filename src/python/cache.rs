@@ -410,7 +410,7 @@ impl PyPrefixCache {
         match &*args::text(format, "text", "format")? {
             "text" => self.handle.call(py, LONG, |cache| Ok(cache.dump_text())),
             "dot" => self.handle.call(py, LONG, |cache| Ok(cache.dump_dot())),
-            other => Err(invalid(py, "format", format!("{other:.40?}"), "'text' or 'dot'")),
+            other => Err(invalid(py, "format", crate::error::shown(other), "'text' or 'dot'")),
         }
     }
 
