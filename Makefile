@@ -70,7 +70,7 @@ test-python: build
 
 # Instructions of the hot operations must not grow with what is cached; says so and passes where valgrind is missing.
 test-instructions:
-	python3 benches/instructions.py --quick
+	$(PYTHON) benches/instructions.py --quick
 
 test: lint test-rust test-schedules test-python test-instructions
 
