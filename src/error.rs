@@ -129,3 +129,24 @@ impl Error {
         Error::Invalid { what, value: value.to_string(), allowed: allowed.to_string() }
     }
 }
+
+/// A caller's text for an error: quoted, and cut where it is long (`{:.n?}` does not cut).
+pub fn shown(text: &str) -> String {
+    const MOST: usize = 80;
+    match text.char_indices().nth(MOST) {
+        None => format!("{text:?}"),
+        Some((cut, _)) => format!("{:?} and {} more bytes", &text[..cut], text.len() - cut),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::shown;
+
+    #[test]
+    fn long_texts_are_cut_between_characters() {
+        assert_eq!(shown("lru"), "\"lru\"");
+        let long = "ä".repeat(100_000);
+        assert!(shown(&long).len() < 300 && shown(&long).ends_with("and 199840 more bytes"), "{}", shown(&long));
+    }
+}

@@ -525,7 +525,7 @@ class PoolStats:
     def scratch_used(self) -> int:
         """SWA only: scratch pages in use."""
     def as_dict(self) -> dict[str, int]:
-        """All numbers by name."""
+        """All numbers by name, nested ones as dicts."""
     def __eq__(self, other: object, /) -> bool: ...
 
 @final
@@ -679,7 +679,7 @@ class Request:
         Raises `OutOfPages` when either pool cannot serve that; the request may be opened again later.
         """
     def tokens(self) -> npt.NDArray[np.uint32]:
-        """A copy of the prompt."""
+        """A copy of the prompt; empty once opened."""
     def __len__(self) -> int: ...
 
 @final

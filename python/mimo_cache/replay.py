@@ -118,6 +118,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def command(args: argparse.Namespace) -> int:
     """Runs `mimo-cache replay`."""
+    bar = _Bar(sys.stderr)
     options: dict[str, Any] = {
         "model": args.model,
         "capacity": args.capacity,
@@ -126,12 +127,20 @@ def command(args: argparse.Namespace) -> int:
         "page_size": args.page_size,
         "chunk": args.chunk,
         "seed": args.seed,
-        "progress": _Bar(sys.stderr),
+        "progress": bar,
     }
-    if args.best_split:
-        result = best_split(args.trace, on_try=_say_try, **options)
-    else:
-        result = replay(args.trace, swa_share=args.swa_share, **options)
+
+    def say_try(share: float, rate: float) -> None:
+        bar.clear()
+        _log(f"SWA share {share:g}: token hit rate {rate:.2%}")
+
+    try:
+        if args.best_split:
+            result = best_split(args.trace, on_try=say_try, **options)
+        else:
+            result = replay(args.trace, swa_share=args.swa_share, **options)
+    finally:
+        bar.clear()
     promised = result["requests_promised"]
     if promised not in (None, result["requests"]):
         _log(f"the header speaks of {promised:,} requests, the file has {result['requests']:,}")
@@ -143,10 +152,6 @@ def command(args: argparse.Namespace) -> int:
 
 def _log(line: str) -> None:
     print(f"mimo-cache: {line}", file=sys.stderr, flush=True)
-
-
-def _say_try(share: float, rate: float) -> None:
-    _log(f"SWA share {share:g}: token hit rate {rate:.2%}")
 
 
 class _Bar:
@@ -167,10 +172,16 @@ class _Bar:
         if self._tty:
             width = 24
             full = width * done // total
-            self._stream.write(f"\r[{'#' * full}{'.' * (width - full)}] {text}\x1b[K\r")
+            self._stream.write(f"\r[{'#' * full}{'.' * (width - full)}] {text}\x1b[K")
+            self._stream.flush()
         else:
-            self._stream.write(f"mimo-cache: {text}\n")
-        self._stream.flush()
+            _log(text)
+
+    def clear(self) -> None:
+        """Takes the bar off the terminal, so that a line can be written."""
+        if self._tty:
+            self._stream.write("\r\x1b[K")
+            self._stream.flush()
 
 
 def _size(count: float) -> str:

@@ -312,7 +312,8 @@ impl Cache {
 
     /// SWA pages that the tree lacks in `slots`, pages from `first` on; `None` if the sequence cannot give all of them.
     fn holes(&self, index: u32, first: u32, slots: &[u32]) -> Option<u64> {
-        let mut lacking = (first..).zip(slots).filter(|&(_, &s)| self.tree.slots.swa(s) == 0).map(|(logical, _)| logical);
+        let mut lacking =
+            (first..).zip(slots).filter(|&(_, &s)| self.tree.slots.swa(s) == 0).map(|(logical, _)| logical);
         lacking.try_fold(0, |n, logical| self.has_rows(index, logical).then_some(n + 1))
     }
 

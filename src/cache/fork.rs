@@ -69,7 +69,7 @@ impl Cache {
 
     /// 1 when the committed rows end inside one of the sequence's own full pages.
     fn copies_full(&self, seq: &Seq) -> u64 {
-        let partial = seq.committed % self.page() != 0;
+        let partial = !seq.committed.is_multiple_of(self.page());
         u64::from(partial && seq.committed > u64::from(seq.leased) * self.page())
     }
 

@@ -36,6 +36,13 @@ impl Cache {
             .ok_or_else(|| Error::invalid("slots to reserve", n, format!("at most {} more", MAX_TOKENS - end)))?;
         let pages = end.div_ceil(self.page());
         let (full, swa) = self.room_for(id.index, pages)?;
+        // Room for the whole chunk at once: what is done per victim is done once for all its pages.
+        let short = full.saturating_sub(u64::from(self.tree.full.free()));
+        if short > 0 {
+            self.tree.evict_full(short as u32);
+        }
+        self.seqs[id.index].table.reserve(full as usize);
+        self.seqs[id.index].own.reserve(full as usize);
         for _ in 0..full {
             let page = self.allocate_full().expect("counted before");
             let seq = &mut self.seqs[id.index];
@@ -46,8 +53,8 @@ impl Cache {
         for _ in 0..swa {
             let page = self.allocate_swa().expect("counted before");
             self.seqs[id.index].swa.push_back(SwaHold::Private(page));
-            self.recount_scratch(id.index);
         }
+        self.recount_scratch(id.index);
         self.seqs[id.index].reserved += n;
         if swa > 0 {
             self.rebalance();

@@ -270,7 +270,7 @@ fn dtype(top: Fields<'_>, f: Fields<'_>) -> Result<KvDtype> {
             let Some(text) = fields.text(name)? else { continue };
             return match text.parse::<KvDtype>() {
                 Ok(dtype) if !matches!(dtype, KvDtype::Fp8(..)) => Ok(dtype),
-                _ => Err(fields.error(name, &format!("{text:.80?}"), "bfloat16, float16 or float32")),
+                _ => Err(fields.error(name, &crate::error::shown(text), "bfloat16, float16 or float32")),
             };
         }
     }

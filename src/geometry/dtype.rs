@@ -91,7 +91,7 @@ impl FromStr for KvDtype {
     /// `:model` (default), `:token` or `:page` for where the scales live.
     fn from_str(text: &str) -> Result<Self> {
         const ALLOWED: &str = "bf16, fp16, fp32, fp8_e4m3 or fp8_e5m2, the last two with :model, :token or :page";
-        let fail = || bad("dtype", format!("{text:.80?}"), ALLOWED);
+        let fail = || bad("dtype", crate::error::shown(text), ALLOWED);
         let (name, scales) = match text.split_once(':') {
             None => (text, None),
             Some((name, "model")) => (name, Some(Scales::Model)),

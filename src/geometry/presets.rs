@@ -42,6 +42,6 @@ pub(super) fn find(name: &str) -> Result<Model> {
             hidden_size: 4096,
             dtype: KvDtype::Bf16,
         }),
-        _ => Err(bad("preset", format!("{name:.80?}"), PRESETS.join(", "))),
+        _ => Err(bad("preset", crate::error::shown(name), PRESETS.join(", "))),
     }
 }

@@ -47,7 +47,7 @@ impl PolicyKind {
     pub fn parse(text: &str) -> Result<Self> {
         match text {
             "lru" => Ok(PolicyKind::Lru),
-            _ => Err(Error::invalid("policy", format!("{text:.40?}"), "\"lru\"")),
+            _ => Err(Error::invalid("policy", crate::error::shown(text), "\"lru\"")),
         }
     }
 

@@ -54,7 +54,7 @@ impl Retention {
     pub fn parse(text: &str) -> Result<Self> {
         const ALLOWED: &str =
             "parts joined by '+': prompt_end, seq_end, branch, sup<n>, stride<tokens>, dense<tokens>:<until>";
-        let bad = || Error::invalid("retention", format!("{text:.120?}"), ALLOWED);
+        let bad = || Error::invalid("retention", crate::error::shown(text), ALLOWED);
         let mut out = Retention { branch: false, ..Retention::default() };
         for part in text.split('+') {
             let part = part.trim().to_ascii_lowercase();

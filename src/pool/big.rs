@@ -28,7 +28,7 @@ impl BigArray {
     /// `len` zeroed elements.
     pub fn new(len: usize) -> Self {
         let bytes = len * 4;
-        if bytes < HUGE || bytes % HUGE != 0 {
+        if bytes < HUGE || !bytes.is_multiple_of(HUGE) {
             return BigArray::Small(vec![0; len].into());
         }
         Self::map(bytes).unwrap_or_else(|| BigArray::Small(vec![0; len].into()))

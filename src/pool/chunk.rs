@@ -16,18 +16,28 @@ impl<T: Clone> ChunkVec<T> {
     }
 
     /// Makes index `i` valid.
+    #[inline]
     pub fn ensure(&mut self, i: usize) {
+        if i >= self.chunks.len() * CHUNK {
+            self.grow(i);
+        }
+    }
+
+    #[cold]
+    fn grow(&mut self, i: usize) {
         while i >= self.chunks.len() * CHUNK {
             self.chunks.push(vec![self.fill.clone(); CHUNK].into_boxed_slice());
         }
     }
 
     /// Element `i`, or the fill value's reference when it was never touched.
+    #[inline]
     pub fn get(&self, i: usize) -> &T {
         self.chunks.get(i / CHUNK).map_or(&self.fill, |c| &c[i % CHUNK])
     }
 
     /// Element `i`, made valid when it was not.
+    #[inline]
     pub fn get_mut(&mut self, i: usize) -> &mut T {
         self.ensure(i);
         &mut self.chunks[i / CHUNK][i % CHUNK]
@@ -44,10 +54,12 @@ impl<T: Clone> ChunkVec<T> {
     }
 }
 
-/// A stack of ids that grows and shrinks in chunks.
+/// A stack of ids that grows and shrinks in chunks. An emptied chunk is kept until the one below is empty too, so that a
+/// stack that swings around a chunk's end does not allocate.
 #[derive(Debug, Clone, Default)]
 pub struct ChunkStack {
     chunks: Vec<Vec<u32>>,
+    spare: Option<Vec<u32>>,
 }
 
 impl ChunkStack {
@@ -56,7 +68,7 @@ impl ChunkStack {
         match self.chunks.last_mut() {
             Some(c) if c.len() < CHUNK => c.push(id),
             _ => {
-                let mut c = Vec::with_capacity(CHUNK);
+                let mut c = self.spare.take().unwrap_or_else(|| Vec::with_capacity(CHUNK));
                 c.push(id);
                 self.chunks.push(c);
             }
@@ -68,7 +80,7 @@ impl ChunkStack {
         let last = self.chunks.last_mut()?;
         let id = last.pop();
         if last.is_empty() {
-            self.chunks.pop();
+            self.spare = self.chunks.pop();
         }
         id
     }

@@ -49,18 +49,27 @@ impl<G: PoolGroup> Pool<G> {
         }
     }
 
+    // Inlined, since both states are constants at every call.
+    #[inline(always)]
     fn change(&mut self, id: u32, from: State, to: State) {
         let s = self.state.get_mut(id as usize);
         assert!(*s == from, "{} page {id} is {s:?}, expected {from:?}", G::NAME);
         *s = to;
-        for (state, up) in [(from, false), (to, true)] {
-            let count = match state {
-                State::Free => continue,
-                State::Private => &mut self.private,
-                State::Cached => &mut self.cached,
-                State::Quarantined => &mut self.quarantined,
-            };
-            *count = if up { *count + 1 } else { *count - 1 };
+        if let Some(count) = self.count(from) {
+            *count -= 1;
+        }
+        if let Some(count) = self.count(to) {
+            *count += 1;
+        }
+    }
+
+    #[inline(always)]
+    fn count(&mut self, state: State) -> Option<&mut u32> {
+        match state {
+            State::Free => None,
+            State::Private => Some(&mut self.private),
+            State::Cached => Some(&mut self.cached),
+            State::Quarantined => Some(&mut self.quarantined),
         }
     }
 

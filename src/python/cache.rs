@@ -21,7 +21,15 @@ const U32: u64 = u32::MAX as u64;
 /// Longest pin, in seconds: some 31 years.
 const MAX_TTL: f64 = 1e9;
 
-/// The prefix cache of one engine instance.
+/// The prefix cache of one engine instance: it names and counts pages, the caller owns their memory.
+///
+/// - `full_pages`, `swa_pages`: usable page ids of the two pools (id 0 is the null page and comes on top); 0 for a
+///   group the model does not have. `scratch_pages`: part of `swa_pages` for chunks longer than a window.
+/// - `retention`: parts joined by "+": prompt_end, seq_end, branch, sup<n>, stride<tokens>, dense<tokens>:<until>.
+/// - `policy`: "lru".
+/// - `events`: keys the event ring holds; 0 turns events off. `ghosts`: dropped pages that are remembered to explain
+///   misses, default 2 * full_pages. `max_pinned_pages`: full pages under a pin at once, default full_pages / 4.
+/// - `seed`: of the hash tables. `weights`: version of the model's weights, part of every namespace.
 #[pyclass(frozen, weakref, name = "PrefixCache", module = "mimo_cache")]
 pub(super) struct PyPrefixCache {
     pub(super) handle: Handle,
@@ -90,6 +98,7 @@ impl PyPrefixCache {
         build(py, sizes, shape.fingerprint(), options, Some(geometry.clone().unbind()))
     }
 
+    /// A cache without a model. `window` is W, the number of previous tokens an SWA query needs.
     #[staticmethod]
     #[pyo3(
         signature = (*, page_size, window=None, n_mtp=None, full_pages=None, swa_pages=None, scratch_pages=None,
@@ -135,47 +144,58 @@ impl PyPrefixCache {
         build(py, sizes, [0; 32], options, None)
     }
 
+    /// The geometry it was made from.
     #[getter]
     fn geometry(&self, py: Python<'_>) -> Option<Py<PyGeometry>> {
         self.geometry.as_ref().map(|geometry| geometry.clone_ref(py))
     }
 
+    /// Tokens per page.
     #[getter]
     fn page_size(&self) -> u32 {
         self.config.page_size
     }
 
+    /// W: previous tokens an SWA query needs.
     #[getter]
     fn window(&self) -> u32 {
         self.config.window
     }
 
+    /// MTP heads.
     #[getter]
     fn n_mtp(&self) -> u32 {
         self.config.n_mtp
     }
 
+    /// Usable ids of the full pool.
     #[getter]
     fn full_pages(&self) -> u32 {
         self.config.full_pages
     }
 
+    /// Usable ids of the SWA pool, scratch included.
     #[getter]
     fn swa_pages(&self) -> u32 {
         self.config.swa_pages
     }
 
+    /// Part of `swa_pages` that serves chunk pages beyond the window.
     #[getter]
     fn scratch_pages(&self) -> u32 {
         self.config.scratch_pages
     }
 
+    /// Columns of a compact SWA table for sequences with up to `slots` reserved positions (a chunk, or drafts), the
+    /// same at every step: ceil((W + slots) / page_size) + 2, or 0 without an SWA group.
     fn swa_width(&self, slots: &Bound<'_, PyAny>) -> PyResult<u64> {
         let slots = args::int(slots, "slots", 0, U32)?;
         let pages = (u64::from(self.config.window) + slots).div_ceil(u64::from(self.config.page_size));
         Ok(if self.config.swa_pages == 0 { 0 } else { pages + 2 })
     }
 
+    /// A request for a prompt of at least one token, which is copied. `store=False` reads the cache and publishes
+    /// nothing. `tenant` owns what the request publishes.
     #[pyo3(
         signature = (tokens, key=None, spans=None, tenant=None, store=None),
         text_signature = "($self, tokens, key=None, spans=None, tenant=0, store=True)"
@@ -205,6 +225,7 @@ impl PyPrefixCache {
         Ok(PyRequest { handle: self.handle.clone(), request: Guarded::new(request), len })
     }
 
+    /// A lookup without a request: no lease, no recency, no copy of contiguous int32 or uint32 tokens.
     #[pyo3(signature = (tokens, key=None, spans=None))]
     fn peek(
         &self,
@@ -229,6 +250,7 @@ impl PyPrefixCache {
         }
     }
 
+    /// Why a lookup finds what it finds.
     #[pyo3(signature = (tokens, key=None, spans=None))]
     fn explain(
         &self,
@@ -243,6 +265,8 @@ impl PyPrefixCache {
         self.handle.call(py, ids.len(), |cache| cache.explain(ids, &key, &spans)).map(PyExplanation)
     }
 
+    /// Evicts what is cached of `tokens` late, for `ttl` seconds; returns the tokens pinned (within
+    /// `max_pinned_pages`).
     #[pyo3(signature = (tokens, ttl, key=None, spans=None))]
     fn pin(
         &self,
@@ -268,6 +292,12 @@ impl PyPrefixCache {
         })
     }
 
+    /// Starts step `step` (consecutive, the first is free) and writes its page tables into the caller's memory.
+    ///
+    /// With B sequences: `full_out` [B, P] takes the full page ids from logical page 0, `swa_out` [B, S] the SWA page
+    /// ids from logical page `swa_base[i]` (or from page 0, with 0 in the holes, when `swa_base` is `None`), `lens` [B]
+    /// committed + reserved. The rest of a row is set to 0. `full_out` or `swa_out` may be `None` when the cache has no
+    /// such group. Run the plan before the kernels of the step.
     #[allow(clippy::too_many_arguments)]
     fn fill(
         &self,
@@ -282,6 +312,7 @@ impl PyPrefixCache {
         step::fill(self, py, step, seqs, [full_out, swa_out, swa_base, lens])
     }
 
+    /// `Sequence.commit` for many, all or nothing.
     fn commit_many(
         &self,
         py: Python<'_>,
@@ -292,22 +323,26 @@ impl PyPrefixCache {
         step::commit_many(self, py, seqs, computed, tokens)
     }
 
+    /// Step `step` has run; pages that waited for it become free. Steps retire in order.
     fn retire(&self, py: Python<'_>, step: &Bound<'_, PyAny>) -> PyResult<()> {
         let step = args::int(step, "step", 0, u64::MAX)?;
         self.handle.call(py, 0, |cache| cache.retire(step))
     }
 
+    /// Pending copies to run outside a step, with a move id; their pages are held until `move_done`.
     fn take_copies(&self, py: Python<'_>) -> PyResult<Option<(u64, PyPlan)>> {
         let taken = self.handle.call(py, 0, |cache| Ok(cache.take_copies()))?;
         Ok(taken.map(|(id, plan)| (id, PyPlan(plan))))
     }
 
+    /// The copies of a move have run.
     #[pyo3(signature = (move_id), text_signature = "($self, move_id)")]
     fn move_done(&self, py: Python<'_>, move_id: &Bound<'_, PyAny>) -> PyResult<()> {
         let id = args::int(move_id, "move_id", 0, u64::MAX)?;
         self.handle.call(py, 0, |cache| cache.move_done(id))
     }
 
+    /// Empties a namespace for later lookups, or every namespace for `None`. Open sequences keep what they hold.
     #[pyo3(signature = (key=None))]
     fn clear(&self, py: Python<'_>, key: Option<&Bound<'_, PyAny>>) -> PyResult<()> {
         let key: Option<Key> = key.map(|key| args::key(Some(key))).transpose()?;
@@ -317,11 +352,13 @@ impl PyPrefixCache {
         })
     }
 
+    /// Later requests live in namespaces of this version of the weights; at most 4,096 bytes.
     fn set_weights(&self, py: Python<'_>, version: &Bound<'_, PyAny>) -> PyResult<()> {
         let version = args::name(version, "version")?;
         self.handle.call(py, 0, |cache| cache.set_weights(&version))
     }
 
+    /// The most cached pages that a tenant's publications may own.
     fn set_tenant_share(
         &self,
         py: Python<'_>,
@@ -338,6 +375,8 @@ impl PyPrefixCache {
         })
     }
 
+    /// Takes up to `max` events in order, and how many were lost before the first of them; then resync with
+    /// `snapshot`.
     #[pyo3(signature = (max=None))]
     fn drain_events<'py>(
         &self,
@@ -350,27 +389,32 @@ impl PyPrefixCache {
         Ok((PyList::new(py, events.collect::<PyResult<Vec<_>>>()?)?, drained.lost))
     }
 
+    /// Everything lookups can find now.
     fn snapshot(&self, py: Python<'_>) -> PyResult<PySnapshot> {
         self.handle.call(py, LONG, |cache| Ok(cache.snapshot())).map(PySnapshot)
     }
 
+    /// Counters since the start, and the state now.
     fn stats(&self, py: Python<'_>) -> PyResult<PyStats> {
         self.handle.call(py, 0, |cache| Ok(cache.stats())).map(PyStats)
     }
 
+    /// Raises `IntegrityError` when the structures contradict each other. For tests: it walks everything.
     fn check_integrity(&self, py: Python<'_>) -> PyResult<()> {
         self.handle.call(py, LONG, |cache| cache.check_integrity())
     }
 
+    /// The tree for people: text, or Graphviz.
     #[pyo3(signature = (format=None), text_signature = "($self, format='text')")]
     fn dump(&self, py: Python<'_>, format: Option<&Bound<'_, PyAny>>) -> PyResult<String> {
         match &*args::text(format, "text", "format")? {
             "text" => self.handle.call(py, LONG, |cache| Ok(cache.dump_text())),
             "dot" => self.handle.call(py, LONG, |cache| Ok(cache.dump_dot())),
-            other => Err(invalid(py, "format", format!("{other:.40?}"), "'text' or 'dot'")),
+            other => Err(invalid(py, "format", crate::error::shown(other), "'text' or 'dot'")),
         }
     }
 
+    /// The tokens after its end with which a published SWA page's MTP rows were made.
     fn mtp_record<'py>(&self, py: Python<'py>, swa_page: &Bound<'py, PyAny>) -> PyResult<Option<Bound<'py, PyAny>>> {
         let page = args::int(swa_page, "swa_page", 0, U32)? as u32;
         let record = self.handle.call(py, 0, |cache| Ok(cache.mtp_record(page)))?;

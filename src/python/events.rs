@@ -36,16 +36,19 @@ impl PyEvent {
 
 #[pymethods]
 impl PyEvent {
+    /// Consecutive from 1.
     #[getter]
     fn number(&self) -> u64 {
         self.0.number
     }
 
+    /// What happened. "window_safe" and "window_unsafe" speak of the boundaries at the ends of the pages.
     #[getter]
     fn kind(&self) -> &'static str {
         self.name()
     }
 
+    /// The pool of "stored" and "removed".
     #[getter]
     fn group<'py>(&self, py: Python<'py>) -> Option<Bound<'py, PyString>> {
         match self.0.kind {
@@ -54,6 +57,7 @@ impl PyEvent {
         }
     }
 
+    /// For "stored": the key before `keys[0]`.
     #[getter]
     fn parent<'py>(&self, py: Python<'py>) -> Option<Bound<'py, PyBytes>> {
         match &self.0.kind {
@@ -62,6 +66,7 @@ impl PyEvent {
         }
     }
 
+    /// For "cleared": the root key of the namespace.
     #[getter]
     fn root<'py>(&self, py: Python<'py>) -> Option<Bound<'py, PyBytes>> {
         match &self.0.kind {
@@ -70,6 +75,7 @@ impl PyEvent {
         }
     }
 
+    /// 32-byte chain keys; for "stored" consecutive pages of one prefix.
     #[getter]
     fn keys<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
         key_list(py, self.key_slice())
@@ -88,26 +94,31 @@ pub(super) struct PySnapshotPage(SnapshotPage);
 
 #[pymethods]
 impl PySnapshotPage {
+    /// Chain key of the page.
     #[getter]
     fn key<'py>(&self, py: Python<'py>) -> Bound<'py, PyBytes> {
         PyBytes::new(py, &self.0.key)
     }
 
+    /// Key of its parent page or root.
     #[getter]
     fn parent<'py>(&self, py: Python<'py>) -> Bound<'py, PyBytes> {
         PyBytes::new(py, &self.0.parent)
     }
 
+    /// Has full KV.
     #[getter]
     fn full(&self) -> bool {
         self.0.full
     }
 
+    /// Has SWA KV.
     #[getter]
     fn swa(&self) -> bool {
         self.0.swa
     }
 
+    /// The boundary at its end is window-safe.
     #[getter]
     fn window_safe(&self) -> bool {
         self.0.window_safe
@@ -127,11 +138,13 @@ pub(super) struct PySnapshot(pub(super) Snapshot);
 
 #[pymethods]
 impl PySnapshot {
+    /// Number of the last event that is contained.
     #[getter]
     fn number(&self) -> u64 {
         self.0.number
     }
 
+    /// All pages of attached namespaces.
     #[getter]
     fn pages<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
         let pages = self.0.pages.iter().map(|page| Bound::new(py, PySnapshotPage(page.clone())));

@@ -32,11 +32,13 @@ pub(super) struct PyMatch(pub(super) Match);
 
 #[pymethods]
 impl PyMatch {
+    /// Longest run of whole pages with full KV.
     #[getter]
     fn full_kv_match(&self) -> u64 {
         self.0.full_kv_match
     }
 
+    /// Largest boundary up to it that is window-safe and leaves one token to compute.
     #[getter]
     fn usable(&self) -> u64 {
         self.0.usable
@@ -47,43 +49,50 @@ impl PyMatch {
     }
 }
 
-/// Where every prompt token of one `open` came from.
+/// Where every prompt token of one `open` came from, in tokens: `usable` hits, and the sum of `misses`.
 #[pyclass(frozen, eq, name = "Report", module = "mimo_cache")]
 #[derive(PartialEq)]
 pub(super) struct PyReport(pub(super) Report);
 
 #[pymethods]
 impl PyReport {
+    /// Length of the prompt.
     #[getter]
     fn prompt_tokens(&self) -> u64 {
         self.0.prompt_tokens
     }
 
+    /// Longest run of whole pages with full KV.
     #[getter]
     fn full_kv_match(&self) -> u64 {
         self.0.matched.full_kv_match
     }
 
+    /// Largest boundary up to it that is window-safe and leaves one token to compute.
     #[getter]
     fn usable(&self) -> u64 {
         self.0.matched.usable
     }
 
+    /// Usable tokens announced at `open`.
     #[getter]
     fn promised(&self) -> u64 {
         self.0.promised
     }
 
+    /// Usable tokens the sequence really starts from.
     #[getter]
     fn delivered(&self) -> u64 {
         self.0.delivered
     }
 
+    /// Tokens by cause: window, last_token, evicted, in_flight, capacity, never_seen, partial_page.
     #[getter]
     fn misses<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         misses_dict(py, &self.0.misses)
     }
 
+    /// 1 + turn of the checkpoint that was matched, else 1.
     #[getter]
     fn turn(&self) -> u32 {
         self.0.turn
@@ -103,28 +112,32 @@ impl PyReport {
     }
 }
 
-/// A checkpoint on a lookup's path.
+/// A boundary that is kept resumable.
 #[pyclass(frozen, eq, name = "Checkpoint", module = "mimo_cache")]
 #[derive(PartialEq)]
 pub(super) struct PyCheckpoint(CheckpointInfo);
 
 #[pymethods]
 impl PyCheckpoint {
+    /// Prefix length in tokens.
     #[getter]
     fn boundary(&self) -> u64 {
         self.0.boundary
     }
 
+    /// Why it is kept: PROMPT_END, SEQ_END, BRANCH, STRIDE, PARK.
     #[getter]
     fn kinds(&self) -> Vec<&'static str> {
         self.0.kinds.to_vec()
     }
 
+    /// A match ended on it.
     #[getter]
     fn matched(&self) -> bool {
         self.0.matched
     }
 
+    /// Turn number of the request that made it.
     #[getter]
     fn turn(&self) -> u32 {
         self.0.turn
@@ -141,17 +154,20 @@ pub(super) struct PyExplanation(pub(super) Explanation);
 
 #[pymethods]
 impl PyExplanation {
+    /// The numbers.
     #[getter]
     fn report(&self) -> PyReport {
         PyReport(self.0.report)
     }
 
+    /// Checkpoints on the matched path, shallow first; at most 64, the deepest.
     #[getter]
     fn checkpoints<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
         let all = self.0.checkpoints.iter().map(|c| Bound::new(py, PyCheckpoint(c.clone())));
         PyList::new(py, all.collect::<PyResult<Vec<_>>>()?)
     }
 
+    /// One plain sentence each.
     #[getter]
     fn lines(&self) -> Vec<String> {
         self.0.lines.clone()
@@ -183,7 +199,7 @@ impl Nested for Stats {
 }
 
 macro_rules! counters {
-    ($(#[$doc:meta])* $class:ident($inner:ty) as $name:literal { $($field:ident),* $(,)? } $($more:tt)*) => {
+    ($(#[$doc:meta])* $class:ident($inner:ty) as $name:literal { $($(#[$about:meta])* $field:ident),* $(,)? } $($more:tt)*) => {
         $(#[$doc])*
         #[pyclass(frozen, name = $name, module = "mimo_cache")]
         pub(super) struct $class(pub(super) $inner);
@@ -212,6 +228,7 @@ macro_rules! counters {
             }
 
             $(
+                $(#[$about])*
                 #[getter]
                 fn $field(&self) -> u64 {
                     self.0.$field
@@ -224,27 +241,67 @@ macro_rules! counters {
 counters! {
     /// What a page pool holds, by state, in pages.
     PyPoolStats(PoolStats) as "PoolStats" {
-        total, free, private, cached, leased, quarantined, promised, scratch_used,
+        /// Usable ids, without the null page.
+        total,
+        /// On the free list.
+        free,
+        /// Owned by sequences.
+        private,
+        /// Owned by the tree.
+        cached,
+        /// Part of `cached` under a lease.
+        leased,
+        /// Waiting for a step or a move.
+        quarantined,
+        /// Promised to open sequences and not taken yet (full), or reserved for their windows (swa).
+        promised,
+        /// SWA only: scratch pages in use.
+        scratch_used,
     }
 }
 
 counters! {
     /// Counters since the start, and the state now.
     PyStats(Stats) as "Stats" {
-        nodes, checkpoints, open_sequences, parked_sequences, opens, prompt_tokens, hit_tokens, full_kv_tokens,
-        full_evicted, checkpoints_evicted, swa_evicted, tree_bytes,
+        /// Tree nodes, roots included.
+        nodes,
+        /// Checkpoints now.
+        checkpoints,
+        /// Open sequences, parked ones not counted.
+        open_sequences,
+        /// Parked sequences.
+        parked_sequences,
+        /// `open` and `resume` that succeeded.
+        opens,
+        /// Prompt tokens over those.
+        prompt_tokens,
+        /// Usable tokens over those.
+        hit_tokens,
+        /// Full-KV match over those.
+        full_kv_tokens,
+        /// Full pages evicted.
+        full_evicted,
+        /// Checkpoints evicted.
+        checkpoints_evicted,
+        /// SWA pages evicted.
+        swa_evicted,
+        /// Bytes of the tree's own structures, an estimate.
+        tree_bytes,
     }
 
+    /// The full pool.
     #[getter]
     fn full(&self) -> PyPoolStats {
         PyPoolStats(self.0.full)
     }
 
+    /// The SWA pool.
     #[getter]
     fn swa(&self) -> PyPoolStats {
         PyPoolStats(self.0.swa)
     }
 
+    /// Prompt tokens that missed, by cause, over all opens.
     #[getter]
     fn misses<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         misses_dict(py, &self.0.misses)

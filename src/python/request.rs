@@ -12,7 +12,9 @@ use pyo3::prelude::*;
 use pyo3::types::{PyBytes, PyString};
 use std::hash::{DefaultHasher, Hash, Hasher};
 
-/// What the caller adds to a request's namespace.
+/// What the caller adds to a request's namespace. Requests with different keys never share a page.
+///
+/// `salt` is free bytes (or text, taken as UTF-8), `adapter` the id of a LoRA adapter; each at most 4,096 bytes.
 #[pyclass(frozen, eq, name = "Key", module = "mimo_cache")]
 #[derive(PartialEq)]
 pub(super) struct PyKey {
@@ -30,11 +32,13 @@ impl PyKey {
         Ok(PyKey { key })
     }
 
+    /// The salt.
     #[getter]
     fn salt<'py>(&self, py: Python<'py>) -> Bound<'py, PyBytes> {
         PyBytes::new(py, &self.key.salt)
     }
 
+    /// The adapter.
     #[getter]
     fn adapter<'py>(&self, py: Python<'py>) -> Bound<'py, PyString> {
         PyString::new(py, &String::from_utf8_lossy(&self.key.adapter))
@@ -51,7 +55,7 @@ impl PyKey {
     }
 }
 
-/// A prompt with a cursor into the tree, and no lease.
+/// A prompt with a cursor into the tree. Holds no lease; looking again costs only what is new.
 #[pyclass(frozen, name = "Request", module = "mimo_cache")]
 pub(super) struct PyRequest {
     pub(super) handle: Handle,
@@ -61,12 +65,16 @@ pub(super) struct PyRequest {
 
 #[pymethods]
 impl PyRequest {
+    /// What `open` would find now. Neither lease nor recency.
     fn peek(&self, py: Python<'_>) -> PyResult<PyMatch> {
         let request = &self.request;
         let found = self.handle.call(py, self.len, |cache| Ok(request.with(|r| cache.peek(r))))?;
         Ok(PyMatch(found))
     }
 
+    /// Leases what matches and reserves for the prompt and `credit` tokens beyond it.
+    ///
+    /// Raises `OutOfPages` when either pool cannot serve that; the request may be opened again later.
     #[pyo3(signature = (credit=None), text_signature = "($self, credit=0)")]
     fn open(&self, py: Python<'_>, credit: Option<&Bound<'_, PyAny>>) -> PyResult<PySequence> {
         let credit = args::int_or(credit, 0, "credit", 0, u64::MAX)?;
@@ -80,13 +88,14 @@ impl PyRequest {
         Ok(PySequence::new(self.handle.clone(), seq, found))
     }
 
-    /// Whether `open` succeeded, which uses a request up.
+    /// `open` succeeded, which uses the request up.
     #[getter]
     fn opened(&self, py: Python<'_>) -> PyResult<bool> {
         let request = &self.request;
         self.handle.call(py, 0, |_| Ok(request.with(|r| r.is_opened())))
     }
 
+    /// A copy of the prompt; empty once opened.
     fn tokens<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         let request = &self.request;
         let ids = self.handle.call(py, self.len, |_| Ok(request.with(|r| r.tokens().to_vec())))?;

@@ -25,7 +25,11 @@ pub(super) fn commit_tokens<'py>(value: Option<&Bound<'py, PyAny>>) -> PyResult<
     }
 }
 
-/// A request's hold on the cache. Dropping it aborts it.
+/// A request's hold on the cache. Dropping it aborts it; as a context manager it finishes when the block ends
+/// normally and aborts when an exception leaves it.
+///
+/// Row rules: the runner computes positions from `committed` on, but writes full KV only from `full_write_from` and
+/// SWA KV only from `swa_write_from`; pages before those belong to the tree.
 #[pyclass(frozen, weakref, name = "Sequence", module = "mimo_cache")]
 pub(super) struct PySequence {
     pub(super) handle: Handle,
@@ -66,105 +70,129 @@ impl Drop for PySequence {
 
 #[pymethods]
 impl PySequence {
+    /// The number that `Plan.rebuilds` uses.
     #[getter]
     fn id(&self) -> u64 {
         seq_number(self.id)
     }
 
+    /// Longest run of whole pages with full KV at `open` (or the last `resume`).
     #[getter]
     fn full_kv_match(&self, py: Python<'_>) -> PyResult<u64> {
         Ok(self.opening(py)?.matched.full_kv_match)
     }
 
+    /// Tokens this sequence started from: the largest window-safe boundary within `full_kv_match`.
     #[getter]
     fn usable(&self, py: Python<'_>) -> PyResult<u64> {
         Ok(self.opening(py)?.matched.usable)
     }
 
+    /// Where every prompt token came from. Stays readable after the sequence has ended.
     #[getter]
     fn report(&self, py: Python<'_>) -> PyResult<PyReport> {
         Ok(PyReport(self.opening(py)?))
     }
 
+    /// Tokens whose KV is final.
     #[getter]
     fn committed(&self, py: Python<'_>) -> PyResult<u64> {
         Ok(self.info(py)?.committed)
     }
 
+    /// Tokens whose ids are known; at least `committed`.
     #[getter]
     fn known(&self, py: Python<'_>) -> PyResult<u64> {
         Ok(self.info(py)?.known)
     }
 
+    /// Slots beyond `committed`.
     #[getter]
     fn reserved(&self, py: Python<'_>) -> PyResult<u64> {
         Ok(self.info(py)?.reserved)
     }
 
+    /// Do not write full KV before this position.
     #[getter]
     fn full_write_from(&self, py: Python<'_>) -> PyResult<u64> {
         Ok(self.info(py)?.full_write_from)
     }
 
+    /// Do not write SWA KV before this position.
     #[getter]
     fn swa_write_from(&self, py: Python<'_>) -> PyResult<u64> {
         Ok(self.info(py)?.swa_write_from)
     }
 
+    /// First logical page of the compact SWA table.
     #[getter]
     fn swa_base(&self, py: Python<'_>) -> PyResult<u64> {
         Ok(self.info(py)?.swa_base)
     }
 
+    /// SWA pages this sequence holds.
     #[getter]
     fn swa_held(&self, py: Python<'_>) -> PyResult<u64> {
         Ok(self.info(py)?.swa_held)
     }
 
+    /// Changes whenever a page id of committed tokens changes.
     #[getter]
     fn table_version(&self, py: Python<'_>) -> PyResult<u64> {
         Ok(self.info(py)?.table_version)
     }
 
+    /// Parked: only tokens and cursor are kept.
     #[getter]
     fn parked(&self, py: Python<'_>) -> PyResult<bool> {
         Ok(self.info(py)?.parked)
     }
 
+    /// A copy of the known tokens.
     fn tokens<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         let (id, work) = (self.id, self.work(py)?);
         let ids = self.handle.call(py, work, |cache| Ok(cache.tokens(id)?.to_vec()))?;
         uint32_array(py, &ids)
     }
 
+    /// Page ids of logical pages 0.. covering committed and reserved positions.
     fn full_table<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyAny>> {
         let id = self.id;
         let pages = self.handle.call(py, 0, |cache| Ok(cache.full_table(id)?.to_vec()))?;
         uint32_array(py, &pages)
     }
 
+    /// First logical page, and the SWA page ids from there; 0 for none.
     fn swa_table<'py>(&self, py: Python<'py>) -> PyResult<(u64, Bound<'py, PyAny>)> {
         let id = self.id;
         let (first, pages) = self.handle.call(py, 0, |cache| cache.swa_table(id))?;
         Ok((first, uint32_array(py, &pages)?))
     }
 
+    /// Slots for `n` more positions: a prefill chunk, or 1 + k drafts for each step in flight.
+    ///
+    /// Raises `OutOfPages`, beyond prompt and credit, while pages are quarantined, or when a chunk exceeds the scratch.
     fn reserve(&self, py: Python<'_>, n: &Bound<'_, PyAny>) -> PyResult<()> {
         let n = args::int(n, "n", 0, u64::MAX)?;
         let id = self.id;
         self.handle.call(py, 0, |cache| cache.reserve(id, n))
     }
 
+    /// Largest `n` that `reserve` would accept now.
     fn reservable(&self, py: Python<'_>) -> PyResult<u64> {
         let id = self.id;
         self.handle.call(py, 0, |cache| cache.reservable(id))
     }
 
+    /// Gives back all reserved slots; returns how many.
     fn trim(&self, py: Python<'_>) -> PyResult<u64> {
         let id = self.id;
         self.handle.call(py, 0, |cache| cache.trim(id))
     }
 
+    /// The next `computed` rows (at most `reserved`) are final and `tokens` became known.
+    ///
+    /// After it `known >= committed`. The prompt is known from the start.
     #[pyo3(signature = (computed, tokens=None), text_signature = "($self, computed, tokens=())")]
     fn commit(&self, py: Python<'_>, computed: &Bound<'_, PyAny>, tokens: Option<&Bound<'_, PyAny>>) -> PyResult<()> {
         let computed = args::int(computed, "computed", 0, u64::MAX)?;
@@ -184,6 +212,7 @@ impl PySequence {
         self.handle.call(py, work, |cache| cache.commit(id, computed, ids))
     }
 
+    /// `m` new sequences at the committed length with nothing reserved, or `OutOfPages` and none.
     #[pyo3(signature = (m, credit=None), text_signature = "($self, m, credit=0)")]
     fn fork<'py>(
         &self,
@@ -205,12 +234,15 @@ impl PySequence {
         PyList::new(py, children.map(|child| Bound::new(py, child)).collect::<PyResult<Vec<_>>>()?)
     }
 
-    #[pyo3(signature = (store=true))]
-    fn park(&self, py: Python<'_>, store: bool) -> PyResult<()> {
+    /// Publishes as at finish and keeps only tokens and cursor; `store=False` frees everything.
+    #[pyo3(signature = (store=None), text_signature = "($self, store=True)")]
+    fn park(&self, py: Python<'_>, store: Option<&Bound<'_, PyAny>>) -> PyResult<()> {
+        let store = args::flag(store, true, "store")?;
         let (id, work) = (self.id, self.work(py)?);
         self.handle.call(py, work, |cache| cache.park(id, store))
     }
 
+    /// Opens a parked sequence again on its known tokens; `report` is the new one.
     #[pyo3(signature = (credit=None), text_signature = "($self, credit=0)")]
     fn resume(&self, py: Python<'_>, credit: Option<&Bound<'_, PyAny>>) -> PyResult<()> {
         let credit = args::int_or(credit, 0, "credit", 0, u64::MAX)?;
@@ -224,6 +256,7 @@ impl PySequence {
         Ok(())
     }
 
+    /// Publishes what is complete and ends the sequence.
     fn finish(&self, py: Python<'_>) -> PyResult<()> {
         let id = self.id;
         self.handle.call(py, 0, |cache| cache.finish(id))?;
@@ -231,6 +264,7 @@ impl PySequence {
         Ok(())
     }
 
+    /// Ends the sequence; what was published stays cached.
     fn abort(&self, py: Python<'_>) -> PyResult<()> {
         let id = self.id;
         self.handle.call(py, 0, |cache| cache.abort(id))?;
@@ -298,20 +332,20 @@ pub(super) fn seq_ids(handle: &Handle, seqs: &[Bound<'_, PyAny>], py: Python<'_>
     Ok(ids)
 }
 
-/// What the caller must run before the kernels of a step: copies in order, then rebuilds.
+/// What the caller must run before the kernels of a step: copies in order, then rebuilds. False when empty.
 #[pyclass(frozen, name = "Plan", module = "mimo_cache")]
 pub(super) struct PyPlan(pub(super) Plan);
 
 #[pymethods]
 impl PyPlan {
-    /// `[(group, source page, destination page)]`.
+    /// (group, source page, destination page), whole pages of one pool.
     #[getter]
     fn copies<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
         let copies = self.0.copies.iter().map(|c| (group_name(py, c.group), c.src, c.dst));
         PyList::new(py, copies.collect::<Vec<_>>())
     }
 
-    /// `[(sequence id, SWA page, first position, end position)]`.
+    /// (sequence id, SWA page, first position, end position): MTP rows to rebuild from stored hidden states.
     #[getter]
     fn rebuilds<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
         let rebuilds = self.0.rebuilds.iter().map(|r| (seq_number(r.seq), r.page, r.start, r.end));

@@ -11,6 +11,9 @@ use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::types::{PyBool, PyByteArray, PyBytes, PyInt, PyList, PyString, PyTuple};
 
+/// Tokens whose copy or conversion takes long enough to release the GIL.
+const LONG_COPY: usize = 1 << 16;
+
 const ALLOWED: &str = "ids from 0 to 4294967295 as a list or tuple of ints, or as a one-dimensional integer array (numpy, \
                        torch CPU tensor or buffer)";
 
@@ -68,14 +71,17 @@ impl<'py> Tokens<'py> {
 
     /// The ids as a vector, and whether one of them is 2^31 or more.
     pub(super) fn into_vec(self, py: Python<'_>, what: &'static str) -> PyResult<(Vec<u32>, bool)> {
-        let unchecked = self.unchecked();
-        let high = any_high(self.raw());
-        if unchecked && high {
-            return Err(negative(py, what, self.raw(), 0));
+        let ids = self.raw();
+        let (high, copied) = match &self {
+            Tokens::Owned(_) => (any_high(ids), None),
+            Tokens::Borrowed { .. } => released(py, ids.len(), || (any_high(ids), Some(ids.to_vec()))),
+        };
+        if high && self.unchecked() {
+            return Err(negative(py, what, ids, 0));
         }
-        match self {
-            Tokens::Owned(ids) => Ok((ids, high)),
-            Tokens::Borrowed { .. } => Ok((self.raw().to_vec(), high)),
+        match (self, copied) {
+            (Tokens::Owned(ids), _) | (Tokens::Borrowed { .. }, Some(ids)) => Ok((ids, high)),
+            (Tokens::Borrowed { .. }, None) => unreachable!("borrowed ids were copied above"),
         }
     }
 
@@ -85,6 +91,11 @@ impl<'py> Tokens<'py> {
         let high = any_high(ids);
         if high && self.unchecked() { Err(negative(py, what, ids, 0)) } else { Ok((ids, high)) }
     }
+}
+
+/// Runs `f` with the GIL released when it works on very many tokens.
+fn released<R: Send>(py: Python<'_>, tokens: usize, f: impl FnOnce() -> R + Send) -> R {
+    if tokens >= LONG_COPY { py.detach(f) } else { f() }
 }
 
 /// Whether an id of 2^31 or more is there; as int32 it would be negative.
@@ -153,15 +164,16 @@ fn from_buffer<'py>(value: &Bound<'py, PyAny>, what: &'static str) -> PyResult<T
     if buffer.item_size() == 4 && dense && aligned && !format.swapped {
         return Ok(Tokens::Borrowed { buffer, len, signed: format.signed });
     }
+    let strided = Strided { start: buffer.pointer(), stride: buffer.stride(), len };
     let converted = match (buffer.item_size(), format.signed) {
-        (1, true) => gather::<i8>(&buffer, len, format),
-        (1, false) => gather::<u8>(&buffer, len, format),
-        (2, true) => gather::<i16>(&buffer, len, format),
-        (2, false) => gather::<u16>(&buffer, len, format),
-        (4, true) => gather::<i32>(&buffer, len, format),
-        (4, false) => gather::<u32>(&buffer, len, format),
-        (8, true) => gather::<i64>(&buffer, len, format),
-        (8, false) => gather::<u64>(&buffer, len, format),
+        (1, true) => gather::<i8>(py, strided, format),
+        (1, false) => gather::<u8>(py, strided, format),
+        (2, true) => gather::<i16>(py, strided, format),
+        (2, false) => gather::<u16>(py, strided, format),
+        (4, true) => gather::<i32>(py, strided, format),
+        (4, false) => gather::<u32>(py, strided, format),
+        (8, true) => gather::<i64>(py, strided, format),
+        (8, false) => gather::<u64>(py, strided, format),
         _ => return Err(invalid(py, what, buffer.words(value), ALLOWED)),
     };
     match converted {
@@ -171,7 +183,7 @@ fn from_buffer<'py>(value: &Bound<'py, PyAny>, what: &'static str) -> PyResult<T
 }
 
 /// An integer as it lies in a buffer.
-trait Element: Copy {
+trait Element: Copy + Send {
     fn swap(self) -> Self;
     fn low(self) -> u32;
     fn fits(self) -> bool;
@@ -194,35 +206,60 @@ macro_rules! element {
 }
 element!(i8, u8, i16, u16, i32, u32, i64, u64);
 
-/// Converts `len` elements, or names the first that is no token id.
-fn gather<T: Element>(buffer: &Buffer<'_>, len: usize, format: IntFormat) -> Result<Vec<u32>, (usize, i128)> {
-    let (start, stride) = (buffer.pointer(), buffer.stride());
-    let read = |i: usize| {
-        // SAFETY: element i of a one-dimensional strided buffer of `len` elements; any alignment.
-        let v = unsafe { start.offset(i as isize * stride).cast::<T>().read_unaligned() };
-        if format.swapped { v.swap() } else { v }
-    };
-    let mut ids = Vec::with_capacity(len);
-    let mut fits = true;
-    if stride == size_of::<T>() as isize && !format.swapped {
-        // A loop without branches, for the common dense case.
-        ids.extend((0..len).map(|i| {
-            // SAFETY: as above.
-            let v = unsafe { start.cast::<T>().add(i).read_unaligned() };
+/// A one-dimensional strided buffer whose export is held.
+#[derive(Clone, Copy)]
+struct Strided {
+    start: *const u8,
+    stride: isize,
+    len: usize,
+}
+
+// SAFETY: plain memory that stays where it is while its export is held; whoever converts it only reads.
+unsafe impl Send for Strided {}
+
+impl Strided {
+    /// # Safety
+    /// `i` is below `len`, and elements are of type `T`.
+    #[inline]
+    unsafe fn read<T: Element>(self, i: usize) -> T {
+        // SAFETY: inside the buffer, as the caller promises; any alignment.
+        unsafe { self.start.offset(i as isize * self.stride).cast::<T>().read_unaligned() }
+    }
+}
+
+/// Converts all elements, or names the first that is no token id.
+fn gather<T: Element>(py: Python<'_>, from: Strided, format: IntFormat) -> Result<Vec<u32>, (usize, i128)> {
+    released(py, from.len, move || {
+        // Moved in as a whole: its pointer alone could not be sent.
+        let from = from;
+        let mut fits = true;
+        let mut take = |v: T| {
             fits &= v.fits();
             v.low()
-        }));
-    } else {
-        ids.extend((0..len).map(|i| {
-            let v = read(i);
-            fits &= v.fits();
-            v.low()
-        }));
-    }
-    if fits {
-        return Ok(ids);
-    }
-    // Memory that another thread changes meanwhile may fit now; name its first element then.
-    let at = (0..len).find(|&i| !read(i).fits()).unwrap_or(0);
-    Err((at, read(at).wide()))
+        };
+        // SAFETY (all three): `i` is below `len`, and `from_buffer` chose `T` by the size of an element.
+        let ids: Vec<u32> = if from.stride == size_of::<T>() as isize && !format.swapped {
+            let dense = Strided { stride: size_of::<T>() as isize, ..from };
+            (0..from.len).map(|i| take(unsafe { dense.read(i) })).collect()
+        } else {
+            (0..from.len).map(|i| take(unsafe { element(from, i, format) })).collect()
+        };
+        if fits {
+            return Ok(ids);
+        }
+        // Memory that another thread changes meanwhile may fit now; name its first element then.
+        let value = |i| unsafe { element::<T>(from, i, format) };
+        let at = (0..from.len).find(|&i| !value(i).fits()).unwrap_or(0);
+        Err((at, value(at).wide()))
+    })
+}
+
+/// Element `i` in this machine's byte order.
+///
+/// # Safety
+/// As for [`Strided::read`].
+unsafe fn element<T: Element>(from: Strided, i: usize, format: IntFormat) -> T {
+    // SAFETY: as the caller promises.
+    let v = unsafe { from.read::<T>(i) };
+    if format.swapped { v.swap() } else { v }
 }

@@ -22,6 +22,9 @@ pub struct Events {
     lost: u64,
     dirty: Vec<u32>,
     released: Vec<u32>,
+    /// Buffers of `settle`, kept from call to call.
+    first: Vec<PageKey>,
+    second: Vec<PageKey>,
 }
 
 fn size(kind: &EventKind) -> usize {
@@ -45,6 +48,8 @@ impl Events {
             lost: 0,
             dirty: Vec::new(),
             released: Vec::new(),
+            first: Vec::new(),
+            second: Vec::new(),
         }
     }
 
@@ -110,9 +115,11 @@ impl Tree {
         for &slot in &dirty {
             self.slots.change_flags(slot, 0, flag::DIRTY);
         }
-        for slot in std::mem::take(&mut self.events.released) {
+        let mut released = std::mem::take(&mut self.events.released);
+        for slot in released.drain(..) {
             self.slots.free(slot);
         }
+        self.events.released = released;
         self.events.dirty = dirty;
         self.events.dirty.clear();
     }
@@ -120,9 +127,9 @@ impl Tree {
     fn tell_residency(&mut self, dirty: &[u32]) {
         for (group, bit) in [(Group::Full, flag::FULL), (Group::Swa, flag::SWA)] {
             // Told after what was removed: one call may drop a page and publish the same prefix again in another slot.
-            let mut runs: Vec<EventKind> = Vec::new();
-            let mut stored: Vec<PageKey> = Vec::new();
-            let mut removed: Vec<PageKey> = Vec::new();
+            let mut runs: SmallVec<[EventKind; 2]> = SmallVec::new();
+            let mut stored = std::mem::take(&mut self.events.first);
+            let mut removed = std::mem::take(&mut self.events.second);
             let mut parent = [0; 32];
             let mut last = NIL;
             for &slot in dirty {
@@ -141,7 +148,8 @@ impl Tree {
                     let follows = last != NIL && self.slot_before(slot) == last;
                     if !follows || stored.len() >= KEYS {
                         if !stored.is_empty() {
-                            runs.push(EventKind::Stored { group, parent, keys: std::mem::take(&mut stored) });
+                            runs.push(EventKind::Stored { group, parent, keys: stored.to_vec() });
+                            stored.clear();
                         }
                         parent = self.parent_key(slot);
                     }
@@ -153,12 +161,15 @@ impl Tree {
                 }
             }
             if !stored.is_empty() {
-                runs.push(EventKind::Stored { group, parent, keys: stored });
+                runs.push(EventKind::Stored { group, parent, keys: stored.to_vec() });
             }
             for keys in removed.chunks(KEYS) {
                 self.events.push(EventKind::Removed { group, keys: keys.to_vec() });
             }
             runs.into_iter().for_each(|e| self.events.push(e));
+            stored.clear();
+            removed.clear();
+            (self.events.first, self.events.second) = (stored, removed);
         }
     }
 
@@ -175,8 +186,8 @@ impl Tree {
     }
 
     fn tell_safety(&mut self, dirty: &[u32]) {
-        let mut safe = Vec::new();
-        let mut not = Vec::new();
+        let mut safe = std::mem::take(&mut self.events.first);
+        let mut not = std::mem::take(&mut self.events.second);
         for &slot in dirty {
             let node = self.slots.node(slot);
             if node == NIL {
@@ -193,12 +204,15 @@ impl Tree {
             self.tell_slot(slot, run, end, &mut safe, &mut not);
             self.tell_below(node, offset + 1, run, self.need.saturating_sub(1), &mut safe, &mut not);
         }
-        for (keys, good) in [(not, false), (safe, true)] {
+        for (keys, good) in [(&not, false), (&safe, true)] {
             for part in keys.chunks(KEYS) {
                 let keys = part.to_vec();
                 self.events.push(if good { EventKind::WindowSafe { keys } } else { EventKind::WindowUnsafe { keys } });
             }
         }
+        safe.clear();
+        not.clear();
+        (self.events.first, self.events.second) = (safe, not);
     }
 
     fn tell_slot(&mut self, slot: u32, run: u32, end: u32, safe: &mut Vec<PageKey>, not: &mut Vec<PageKey>) {

@@ -60,7 +60,8 @@ impl Tree {
             }
             cursor.steps.pop();
         }
-        let end = self.walk_down(at, query, |tree, node, depth| {
+
+        self.walk_down(at, query, |tree, node, depth| {
             let n = &tree.nodes[node];
             if depth > n.depth {
                 let slot = n.slot(depth - n.depth - 1);
@@ -70,8 +71,7 @@ impl Tree {
                     _ => cursor.steps.push(step),
                 }
             }
-        });
-        end
+        })
     }
 
     /// Goes down from `at` while pages match; `visit` gets every node with the depth reached in it.

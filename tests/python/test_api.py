@@ -1,14 +1,17 @@
 """What an engine engineer sees: names, a life of a sequence, tokens in every form, reports, events, exceptions."""
 
 import array
+import ast
 import ctypes
 import gc
+import inspect
 import pickle
 import struct
 import subprocess
 import sys
 import time
 import weakref
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -24,6 +27,20 @@ def test_the_package_names_everything_it_exports() -> None:
     assert public | {"__version__"} == set(mimo_cache.__all__)
     assert sorted(mimo_cache.__all__) == mimo_cache.__all__
     assert mimo_cache.__version__
+
+
+def test_help_says_what_the_stubs_say() -> None:
+    path = mimo_cache.__path__[0]
+    stubs = ast.parse(Path(path, "_core.pyi").read_text(encoding="utf-8"))
+    classes = [node for node in stubs.body if isinstance(node, ast.ClassDef) and not node.name.startswith("_")]
+    for node in classes:
+        made = getattr(mimo_cache, node.name)
+        if not issubclass(made, Exception):
+            assert inspect.getdoc(made) == ast.get_docstring(node)
+        methods = {f.name: ast.get_docstring(f) for f in node.body if isinstance(f, ast.FunctionDef)}
+        told = {name: inspect.getdoc(getattr(made, name)) for name in methods if not name.startswith("__")}
+        assert told == {name: doc for name, doc in methods.items() if not name.startswith("__")}, node.name
+        assert None not in told.values()
 
 
 def test_importing_needs_numpy_only() -> None:

@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
@@ -22,7 +23,7 @@ REQUESTS = [
 ]
 
 
-def write(path: Path, lines: list[object]) -> Path:
+def write(path: Path, lines: Sequence[object]) -> Path:
     text = "".join((line if isinstance(line, str) else json.dumps(line)) + "\n" for line in lines)
     path.write_bytes(gzip.compress(text.encode()) if path.suffix == ".gz" else text.encode())
     return path
@@ -75,6 +76,20 @@ def test_the_table_names_every_cause(capsys: pytest.CaptureFixture[str], trace: 
     assert code == 0
     for word in ("token hit rate", "ceiling", "scratch", "outside the capacity", "never_seen", "window", "evicted"):
         assert word in out
+
+
+def test_a_bar_on_a_terminal_is_taken_off_again(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    lines = [HEADER, *[{"t": 0, "s": 1, "i": 640_001, "o": 1, "h": [[0, 10_000]]}] * 1000]
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    code, out, err = run(
+        capsys, "replay", write(tmp_path / "long.jsonl", lines), "--model", "uniform", "--capacity", "2M"
+    )
+    assert code == 0
+    assert "#" not in out
+    assert "of 1,000 requests, token hit rate so far 99" in err
+    assert "the header speaks of 3 requests" in err.rsplit("\r\x1b[K", 1)[1]
 
 
 def test_best_split_states_the_share(capsys: pytest.CaptureFixture[str], trace: Path) -> None:

@@ -39,6 +39,8 @@ RETENTION = (
 )
 SMALL = st.integers(0, 255)
 PROMPT = st.tuples(SMALL, SMALL, SMALL, st.integers(0, 31))
+Prompt = tuple[int, int, int, int]
+"""Which old story it begins like, how much of it, the tail that follows, and flags for key and span."""
 
 
 @st.composite
@@ -70,8 +72,8 @@ def layouts(draw: st.DrawFn) -> Layout:
 class Machine(RuleBasedStateMachine):
     """One cache and everything that may happen to it. Numbers are taken modulo what is there."""
 
-    @initialize(layout=layouts())
-    def begin(self, layout: Layout) -> None:
+    @initialize(layout=layouts(), prompts=st.lists(PROMPT, max_size=4))
+    def begin(self, layout: Layout, prompts: list[Prompt]) -> None:
         self.layout = layout
         self.cache = layout.make()
         self.engine = Engine(layout, self.cache)
@@ -81,15 +83,20 @@ class Machine(RuleBasedStateMachine):
         self.weights = 0
         self.clears = 0
         self.namespaces: dict[tuple[int, int], int] = {}
+        for prompt in prompts:
+            self.serve(prompt, chunk=8, accept=1, late=1, out=4)
 
     # What operations choose from
 
-    def story(self, prompt: tuple[int, int, int, int]) -> Story:
+    def story(self, prompt: Prompt) -> Story:
         """The beginning of an old story and a tail that many share."""
         base, keep, tail, flags = prompt
         if self.stories:
             old = self.stories[base % len(self.stories)]
-            story = old.cut(min(len(old.tokens), self.engine.longest - 1) * keep // 255)
+            cut = min(len(old.tokens), self.engine.longest - 1) * min(keep, 200) // 200
+            if keep % 4:  # Mostly at a boundary, where pages are shared and MTP rows go stale.
+                cut -= cut % self.layout.page_size
+            story = old.cut(cut)
         else:
             story = Story([])
         story.weights = self.weights
@@ -140,7 +147,7 @@ class Machine(RuleBasedStateMachine):
     # Lookups and the lives of sequences
 
     @rule(prompt=PROMPT, store=st.sampled_from([True, True, True, False]), tenant=st.integers(0, 1))
-    def request(self, prompt: tuple[int, int, int, int], store: bool, tenant: int) -> None:
+    def request(self, prompt: Prompt, store: bool, tenant: int) -> None:
         if len(self.waiting) < 5:
             story = self.story(prompt)
             key = mimo_cache.Key(salt=SALTS[story.key])
@@ -157,7 +164,7 @@ class Machine(RuleBasedStateMachine):
         self.check_match(request.peek(), self.found(story))
 
     @rule(prompt=PROMPT)
-    def look(self, prompt: tuple[int, int, int, int]) -> None:
+    def look(self, prompt: Prompt) -> None:
         story = self.story(prompt)
         key, tokens = mimo_cache.Key(salt=SALTS[story.key]), np.array(story.tokens, np.uint32)
         want, before = self.found(story), self.cache.stats()
@@ -214,12 +221,10 @@ class Machine(RuleBasedStateMachine):
     @rule(
         prompt=PROMPT, chunk=st.integers(1, 12), accept=st.integers(0, 3), late=st.integers(0, 2), out=st.integers(0, 6)
     )
-    def serve(self, prompt: tuple[int, int, int, int], chunk: int, accept: int, late: int, out: int) -> None:
+    def serve(self, prompt: Prompt, chunk: int, accept: int, late: int, out: int) -> None:
         """A whole life: chunked prefill, decode with drafts, finish, with steps retired up to two late."""
-        if self.waiting:
-            self.waiting.pop()
-        self.request(prompt, store=True, tenant=0)
-        if len(self.engine.tracks) >= 7 or (track := self.open_waiting(len(self.waiting) - 1, out)) is None:
+        track = self.fresh(prompt, out)
+        if track is None:
             return
         # Out of the list while `with` owns its end, so that a failure inside shows itself and not a second one.
         try:
@@ -229,6 +234,28 @@ class Machine(RuleBasedStateMachine):
             self.engine.tracks.remove(track)
         self.engine.tracks.append(track)
         self.ended(track)
+
+    def fresh(self, prompt: Prompt, credit: int) -> Track | None:
+        """A request made and opened at once."""
+        if len(self.engine.tracks) >= 7:
+            return None
+        if len(self.waiting) >= 5:
+            self.waiting.pop()
+        self.request(prompt, store=True, tenant=0)
+        return self.open_waiting(len(self.waiting) - 1, credit)
+
+    @rule(prompts=st.lists(PROMPT, min_size=1, max_size=3), chunk=st.integers(1, 12), seed=SMALL)
+    def start(self, prompts: list[Prompt], chunk: int, seed: int) -> None:
+        """Sequences that are open together and have computed their prompts, but for what finds no page."""
+        tracks = [track for prompt in prompts if (track := self.fresh(prompt, seed % 8))]
+        for _ in range(40):
+            tracks = [track for track in tracks if track.committed < track.prompt]
+            progress = [track.committed for track in tracks]
+            self.advance_tracks(tracks, chunk=chunk, accept=0, seed=seed, compact=seed % 4 != 1, many=seed % 8 < 4)
+            if seed % 3 == 0:
+                self.engine.retire()
+            if progress == [track.committed for track in tracks]:
+                break
 
     def run(self, track: Track, *, chunk: int, accept: int, late: int, out: int) -> None:
         for turn in range(60):
@@ -408,7 +435,7 @@ class Machine(RuleBasedStateMachine):
         self.cache.set_weights(WEIGHTS[version])
 
     @rule(prompt=PROMPT, ttl=st.sampled_from([0.0, 0.001, 1000.0]))
-    def pin(self, prompt: tuple[int, int, int, int], ttl: float) -> None:
+    def pin(self, prompt: Prompt, ttl: float) -> None:
         story = self.story(prompt)
         full, _ = self.found(story)
         key = mimo_cache.Key(salt=SALTS[story.key])
@@ -511,8 +538,8 @@ def test_state_machine() -> None:
     run_state_machine_as_test(
         Machine,
         settings=settings(
-            max_examples=60 * soak,
-            stateful_step_count=40,
+            max_examples=250 * soak,
+            stateful_step_count=50,
             deadline=None,
             suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large, HealthCheck.filter_too_much],
         ),

@@ -27,11 +27,12 @@ def measure(tokens: int) -> dict[str, float]:
     before = resident_bytes()
     # 2.5 % of the full pool, as in the hit-rate scenario.
     engine = Engine(plain_cache(pages + 64, max(64, pages // 40)))
-    for number in range(sessions):
+    # A tenth more than fits: eviction has begun, and what remembers evicted pages has its memory.
+    for number in range(sessions + sessions // 10 + 1):
         engine.run(sc.session(number))
     cached = engine.cache.stats().full.cached
-    if cached != pages:
-        raise RuntimeError(f"{cached} pages are cached, expected {pages}")
+    if cached < pages:
+        raise RuntimeError(f"{cached} pages are cached, expected at least {pages}")
     return {"bytes_per_token": (resident_bytes() - before) / (pages * sc.PAGE), "tokens": pages * sc.PAGE}
 
 

@@ -93,16 +93,18 @@ class Pages:
 
     def __init__(self, full_pages: int, swa_pages: int, page: int, n_mtp: int, rng: np.random.Generator) -> None:
         self.page = page
-        self.rng = rng
-        self.full = self.garbage((full_pages + 1) * page)
-        self.swa = self.garbage((swa_pages + 1) * page)
-        self.mtp = [self.garbage((swa_pages + 1) * page) for _ in range(n_mtp)]
+        self.noise = rng.integers(0, 1 << 64, 1 << 16, dtype=np.uint64)
+        self.noise_at = 0
+        self.full = rng.integers(0, 1 << 64, (full_pages + 1) * page, dtype=np.uint64)
+        self.swa = rng.integers(0, 1 << 64, (swa_pages + 1) * page, dtype=np.uint64)
+        self.mtp = [rng.integers(0, 1 << 64, (swa_pages + 1) * page, dtype=np.uint64) for _ in range(n_mtp)]
         self.full_writer = np.zeros((full_pages + 1) * page, np.uint32)
         self.swa_writer = np.zeros((swa_pages + 1) * page, np.uint32)
 
     def garbage(self, n: int) -> U64:
-        """What memory holds before it is written, and what a rejected draft leaves."""
-        return self.rng.integers(0, 1 << 64, n, dtype=np.uint64)
+        """Values that are right nowhere: what a rejected draft leaves. Read only."""
+        start = self.noise_at = (self.noise_at + 61) % len(self.noise)
+        return np.resize(self.noise, n) if start + n > len(self.noise) else self.noise[start : start + n]
 
     def rows(self, table: Table, lo: int, hi: int) -> npt.NDArray[np.int64]:
         """Where the rows of positions [lo, hi) lie."""
@@ -126,16 +128,7 @@ class Pages:
                 rows = slice(page * self.page + start % self.page, page * self.page + start % self.page + hi - start)
                 memory[rows] = mtp_canary(k, self.swa[rows], truth.mtp_tokens[k, start:hi])
 
-    def wrong_full(self, table: Table, n: int, truth: Truth) -> npt.NDArray[np.int64]:
-        """Positions in [0, n) whose full row is not the expected one."""
+    def full_rows(self, table: Table, n: int) -> U64:
+        """What the full pool holds for the positions [0, n)."""
         pages = table.ids[: -(-n // self.page)]
-        got = self.full.reshape(-1, self.page)[pages].reshape(-1)[:n]
-        return np.flatnonzero(got != truth.full[:n])
-
-    def wrong_swa(self, table: Table, lo: int, hi: int, truth: Truth) -> npt.NDArray[np.int64]:
-        """Positions in [lo, hi) whose SWA row is not the expected one."""
-        return np.flatnonzero(self.swa[self.rows(table, lo, hi)] != truth.swa[lo:hi]) + lo
-
-    def wrong_mtp(self, head: int, table: Table, lo: int, hi: int, truth: Truth) -> npt.NDArray[np.int64]:
-        """Positions in [lo, hi) whose row of this MTP head is not the expected one."""
-        return np.flatnonzero(self.mtp[head][self.rows(table, lo, hi)] != truth.mtp(head, lo, hi)) + lo
+        return self.full.reshape(-1, self.page)[pages].reshape(-1)[:n]

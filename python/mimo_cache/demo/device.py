@@ -53,18 +53,18 @@ class Buffers:
 
 @dataclass(slots=True)
 class Handed:
-    """What one step was given for one sequence. full_rows: positions with full KV; window: those with SWA KV; mtp_end:
-    per head, where its final rows end; slots: positions the step computes; ended_at: committed tokens when the sequence
-    gave its pages back."""
+    """What one step was given for one sequence. full_rows: positions with full KV; slots: positions the step computes;
+    window: what its SWA table promises from position window_from on, as (name, memory, rows, what they hold); ended_at:
+    committed tokens when the sequence gave its pages back."""
 
     lane: Lane
     truth: Truth
     full: Table
     swa: Table
     full_rows: int
-    window: tuple[int, int]
-    mtp_end: list[int]
     slots: tuple[int, int]
+    window_from: int = 0
+    window: list[tuple[str, U64, npt.NDArray[np.int64], U64]] = field(default_factory=list)
     ended_at: int | None = None
 
 
@@ -109,10 +109,15 @@ class Device:
                 if int(ids.min()) < 0 or int(ids.max()) >= len(memory) // width:
                     raise RunError(f"step {number}: page ids from {ids.min()} to {ids.max()} were handed out")
             full_rows = max(lo, min(lane.write_full_from, end))
-            window = (max(0, lo - self.window), lo)
-            step.handed.append(
-                Handed(lane, lane.truth, full, swa, full_rows, window, mtp_end=list(lane.mtp_done), slots=(lo, end))
-            )
+            handed = Handed(lane, lane.truth, full, swa, full_rows, slots=(lo, end))
+            handed.window_from = first = max(0, lo - self.window)
+            rows = self.pages.rows(swa, first, lo)
+            handed.window.append(("SWA KV", self.pages.swa, rows, lane.truth.swa[first:lo]))
+            for k, memory in enumerate(self.pages.mtp):
+                final = max(first, lane.mtp_done[k])
+                expected = lane.truth.mtp(k, first, final)
+                handed.window.append((f"MTP head {k}", memory, rows[: final - first], expected))
+            step.handed.append(handed)
         self.running.append(step)
         self.check(step, "start")
 
@@ -120,23 +125,29 @@ class Device:
         """Compares every promised row with its canary."""
         pages, verdict = self.pages, self.verdict
         for h in step.handed:
-            lo, hi = h.window
-            found = [
-                ("full KV", pages.wrong_full(h.full, h.full_rows, h.truth), h.full, pages.full_writer),
-                ("SWA KV", pages.wrong_swa(h.swa, lo, hi, h.truth), h.swa, pages.swa_writer),
-            ]
-            for k, end in enumerate(h.mtp_end):
-                found.append((f"MTP head {k}", pages.wrong_mtp(k, h.swa, lo, end, h.truth), h.swa, pages.swa_writer))
             verdict.tables += 1
-            verdict.rows += h.full_rows + hi - lo + sum(max(0, end - lo) for end in h.mtp_end)
-            for what, bad, table, writers in found:
+            verdict.rows += h.full_rows
+            got = pages.full_rows(h.full, h.full_rows)
+            bad = (got != h.truth.full[: h.full_rows]).nonzero()[0]
+            if len(bad):
+                row = int(pages.rows(h.full, int(bad[0]), int(bad[0]) + 1)[0])
+                self.found(step, h, when, f"full KV is wrong in {len(bad)} rows from position {bad[0]}", row)
+            for what, memory, rows, expected in h.window:
+                verdict.rows += len(rows)
+                bad = (memory[rows] != expected).nonzero()[0]
                 if len(bad):
-                    row = int(pages.rows(table, int(bad[0]), int(bad[0]) + 1)[0])
-                    verdict.fail(
-                        f"step {step.number} ({when}), request {h.lane.uid} ({h.lane.session.source}): {what} is "
-                        f"wrong in {len(bad)} rows from position {bad[0]}, page {row // pages.page}, last written by "
-                        f"request {writers[row]}"
+                    at = h.window_from + bad[0]
+                    self.found(
+                        step, h, when, f"{what} is wrong in {len(bad)} rows from position {at}", int(rows[bad[0]])
                     )
+
+    def found(self, step: Step, h: Handed, when: str, what: str, row: int) -> None:
+        """Records wrong rows, with where the first one lies and who wrote it last."""
+        writers = self.pages.full_writer if what.startswith("full") else self.pages.swa_writer
+        self.verdict.fail(
+            f"step {step.number} ({when}), request {h.lane.uid} ({h.lane.session.source}): {what}, "
+            f"page {row // self.pages.page}, last written by request {writers[row]}"
+        )
 
     def write(self, lane: Lane, computed: int, known: int) -> None:
         """Runs the kernels of one sequence: trunk and full KV of all its slots, then the MTP heads.
@@ -149,20 +160,21 @@ class Device:
         lo, end = h.slots
         good = lo + computed
         start = min(end, max(lo, lane.write_full_from))
-        sure = max(start, good)
-        self.put(pages.full, pages.rows(h.full, start, end), truth.full[start:sure])
-        pages.full_writer[pages.rows(h.full, start, end)] = lane.uid
-        self.put(pages.swa, pages.rows(h.swa, lo, end), truth.swa[lo:good])
-        pages.swa_writer[pages.rows(h.swa, lo, end)] = lane.uid
-        touched = pages.rows(h.swa, min([lo, *lane.mtp_done]), end)[:: pages.page]
-        for page in {*(touched // pages.page).tolist(), int(pages.rows(h.swa, end - 1, end)[0]) // pages.page}:
+        rows = pages.rows(h.full, start, end)
+        self.put(pages.full, rows, truth.full[start : max(start, good)])
+        pages.full_writer[rows] = lane.uid
+        first = min([lo, *lane.mtp_done])
+        rows = pages.rows(h.swa, first, end)
+        for page in {*(rows[:: pages.page] // pages.page).tolist(), int(rows[-1]) // pages.page}:
             if self.published(page):
                 self.verdict.fail(
-                    f"request {lane.uid} would write [{lo}, {end}) into SWA page {page}, which is published"
+                    f"request {lane.uid} would write [{first}, {end}) into SWA page {page}, which is published"
                 )
+        self.put(pages.swa, rows[lo - first :], truth.swa[lo:good])
+        pages.swa_writer[rows[lo - first :]] = lane.uid
         for k, memory in enumerate(pages.mtp):
             start = lane.mtp_done[k]
-            self.put(memory, pages.rows(h.swa, start, end), truth.mtp(k, start, max(0, min(good, known - k - 1))))
+            self.put(memory, rows[start - first :], truth.mtp(k, start, max(0, min(good, known - k - 1))))
 
     def put(self, memory: U64, rows: npt.NDArray[np.int64], right: U64) -> None:
         """Writes what is right, then garbage into the remaining rows."""
@@ -191,12 +203,13 @@ class Device:
 
     def sabotage(self, kind: str) -> int:
         """Overwrites one row that a running sequence relies on, to prove that the check finds it; 1 when it did."""
-        memory, table = {"full": (self.pages.full, "full"), "swa": (self.pages.swa, "swa")}.get(
-            kind, (self.pages.mtp[0], "swa")
-        )
         for h in self.running[-1].handed if self.running else ():
-            at = h.window[0]
-            if h.ended_at is None and at + 8 < h.window[1]:
-                memory[self.pages.rows(getattr(h, table), at, at + 1)] ^= np.uint64(1)
+            if h.ended_at is None and h.slots[0] - h.window_from > 8:
+                if kind == "full":
+                    at = h.window_from
+                    self.pages.full[self.pages.rows(h.full, at, at + 1)] ^= np.uint64(1)
+                else:
+                    _, memory, rows, _ = h.window[("swa", "mtp").index(kind)]
+                    memory[rows[:1]] ^= np.uint64(1)
                 return 1
         return 0

@@ -5,6 +5,9 @@ use proptest::prelude::*;
 use std::collections::HashSet;
 use std::io::Cursor;
 
+#[path = "hybrid.rs"]
+mod hybrid;
+
 const PAGE: u32 = 4;
 
 fn options(window: u32, capacity: Capacity, swa_share: f64, retention: &str) -> Options {
