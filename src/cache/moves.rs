@@ -139,6 +139,15 @@ impl Cache {
         own.position(|p| shared(p, tree)).map_or(most, |i| i as u32)
     }
 
+    /// How many of the first `most` of a sequence's own full pages have no other handle at all.
+    pub(super) fn sole_full(&self, index: u32, most: u32) -> u32 {
+        if !self.tree.full.has_shares() {
+            return most;
+        }
+        let mut own = self.seqs[index].own.iter().take(most as usize);
+        own.position(|p| self.tree.full.is_shared(p)).map_or(most, |i| i as u32)
+    }
+
     /// Holds on the first `count` of a sequence's own full pages are taken off, so that they can be published. Returns
     /// the pages.
     pub(super) fn unhold_full(&mut self, index: u32, count: u32) -> Vec<u32> {
