@@ -18,6 +18,7 @@ mod pins;
 mod publish;
 mod shape;
 mod slots;
+mod usable;
 mod walk;
 
 pub use checkpoint::Checkpoint;
