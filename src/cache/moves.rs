@@ -105,21 +105,23 @@ impl Cache {
     }
 
     /// A sequence gave its pages back before its copies were handed out: they are not needed any more, but for those
-    /// that another pending copy reads from.
+    /// that another pending copy reads from. Those go with the last reader, which may be another sequence's.
     pub(super) fn cancel_copies(&mut self, owner: (u32, u32)) {
         self.rebuilds.retain(|r| (r.seq.index, r.seq.generation) != owner);
-        if !self.pending.iter().any(|p| p.owner == owner) {
-            return;
+        loop {
+            let tree = &self.tree;
+            let held = |c: &PageCopy| match c.group {
+                Group::Full => tree.full.is_private(c.dst),
+                Group::Swa => tree.swa.is_private(c.dst),
+            };
+            if self.pending.iter().all(|p| held(&p.copy)) {
+                return;
+            }
+            let (kept, gone): (Vec<_>, Vec<_>) =
+                std::mem::take(&mut self.pending).into_iter().partition(|p| held(&p.copy));
+            self.pending = kept;
+            self.release_holds(gone.into_iter().map(|p| p.hold).collect(), NONE);
         }
-        let tree = &self.tree;
-        let held = |c: &PageCopy| match c.group {
-            Group::Full => tree.full.is_private(c.dst),
-            Group::Swa => tree.swa.is_private(c.dst),
-        };
-        let (gone, kept): (Vec<_>, Vec<_>) =
-            std::mem::take(&mut self.pending).into_iter().partition(|p| p.owner == owner && !held(&p.copy));
-        self.pending = kept;
-        self.release_holds(gone.into_iter().map(|p| p.hold).collect(), NONE);
     }
 
     /// How many of the first `most` of a sequence's own full pages it shares with nobody but copies. Those that forks
