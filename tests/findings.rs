@@ -116,6 +116,27 @@ fn a_shared_page_waits_for_the_steps_of_all_who_held_it() {
     w.close();
 }
 
+/// A fork of a fork, and then both end before any step: the copy into the first one's page stayed in the plan after its
+/// last reader had gone, and wrote over a page that was somebody else's by then.
+#[test]
+fn a_copy_nobody_reads_any_more_is_not_run() {
+    let mut w = World::new(Setup::roomy(2, 3, 2));
+    let (i, _) = w.start(&words(1, 3), 20);
+    w.prefill(i, 8);
+    for seq in [0, 1] {
+        w.run(Op::Fork { seq, m: 0, credit: 9 });
+        w.audit();
+    }
+    w.abort(1);
+    w.audit();
+    w.abort(1);
+    w.audit();
+    let (n, _) = w.start(&words(2, 20), 0);
+    w.fill(&[], 0, true);
+    assert!(w.reserve(n, 20));
+    w.close();
+}
+
 /// Copies that run outside a step: a fork that was parked before the move was done left its page to the tree, from where
 /// it was evicted and handed out while the move could still write it.
 #[test]
