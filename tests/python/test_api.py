@@ -251,6 +251,21 @@ def test_copies_can_run_outside_a_step() -> None:
     cache.check_integrity()
 
 
+def test_copies_for_forks_that_ended_are_forgotten() -> None:
+    """A fork of a fork, none of which ever ran: the copies between them hold nothing once all have ended."""
+    cache = plain()
+    parent = cache.request(list(range(10))).open(8)
+    Steps(cache).run(parent, 10, [50])
+    (child,) = parent.fork(1)
+    parent.abort()
+    (grandchild,) = child.fork(1)
+    child.abort()
+    grandchild.abort()
+    stats = cache.stats()
+    assert stats.swa.private == stats.full.private == stats.swa.promised == 0
+    assert cache.take_copies() is None
+
+
 def test_out_of_pages_tells_everything_and_changes_nothing() -> None:
     cache = plain(full_pages=4, swa_pages=16, scratch_pages=4)
     request = cache.request(list(range(40)))
