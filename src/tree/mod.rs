@@ -237,6 +237,11 @@ impl Tree {
     }
 
     fn detach(&mut self, root: u32) {
+        self.unpin_root(root);
+        // Without a full group nothing may be left once the pins are gone.
+        if self.roots.get(root).is_none() {
+            return;
+        }
         let r = &mut self.roots[root];
         r.attached = false;
         self.by_key.remove(&r.key);
