@@ -285,8 +285,8 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         "clear keeps the generation",
         "src/tree/mod.rs",
-        "*self.generations.entry(*base).or_insert(0) += 1;",
-        "*self.generations.entry(*base).or_insert(0) += 0;",
+        "*generation += 1;",
+        "*generation += 0;",
         "rules",
     ),
     Mutation(
