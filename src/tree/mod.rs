@@ -331,6 +331,7 @@ impl Tree {
         self.slots.bytes()
             + self.nodes.bytes()
             + self.table.bytes()
+            + self.ghosts.bytes()
             + self.ckpts.bytes()
             + self.swa_meta.bytes()
             + self.records.bytes()
