@@ -18,6 +18,7 @@ mod pins;
 mod publish;
 mod shape;
 mod slots;
+mod usable;
 mod walk;
 
 pub use checkpoint::Checkpoint;
@@ -236,6 +237,11 @@ impl Tree {
     }
 
     fn detach(&mut self, root: u32) {
+        self.unpin_root(root);
+        // Without a full group nothing may be left once the pins are gone.
+        if self.roots.get(root).is_none() {
+            return;
+        }
         let r = &mut self.roots[root];
         r.attached = false;
         self.by_key.remove(&r.key);
@@ -330,6 +336,7 @@ impl Tree {
         self.slots.bytes()
             + self.nodes.bytes()
             + self.table.bytes()
+            + self.ghosts.bytes()
             + self.ckpts.bytes()
             + self.swa_meta.bytes()
             + self.records.bytes()

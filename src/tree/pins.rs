@@ -95,6 +95,16 @@ impl Tree {
         }
     }
 
+    /// Ends the pins of a namespace that is cleared: they would hold room that nobody profits from.
+    pub(super) fn unpin_root(&mut self, root: u32) {
+        let below = |p: &Pin| self.nodes[self.slots.node(p.slot)].root == root;
+        let keys: Vec<_> = self.pins.iter().filter(|(_, p)| below(p)).map(|(&k, _)| k).collect();
+        for key in keys {
+            let pin = self.pins.remove(&key).expect("listed above");
+            self.unpin(pin);
+        }
+    }
+
     /// Time goes on: pins whose time is over end.
     pub(crate) fn set_now(&mut self, now: u64) {
         self.now = self.now.max(now);
