@@ -2,7 +2,7 @@
 
 SHELL := /bin/bash
 .DELETE_ON_ERROR:
-.PHONY: all build demo test bench soak fuzz lint fmt test-rust test-schedules test-python clean
+.PHONY: all build demo test bench soak fuzz lint fmt test-rust test-schedules test-python test-instructions clean
 
 # The first interpreter that is new enough; override with `make PYTHON=...`.
 PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3.14 python3; do \
@@ -35,8 +35,9 @@ build: $(VENV)/.extension
 demo: build
 	$(BIN)/mimo-cache demo
 
+# Everything of docs/performance.md, beside a peer where one is installed (benches/README.md); about 20 minutes.
 bench: build
-	$(BIN)/mimo-cache bench tree
+	$(BIN)/mimo-cache bench tree --json --plot target/growth.svg
 
 fmt: $(VENV)/.tools
 	cargo fmt
@@ -67,7 +68,11 @@ test-schedules:
 test-python: build
 	$(BIN)/python -m pytest
 
-test: lint test-rust test-schedules test-python
+# Instructions of the hot operations must not grow with what is cached; says so and passes where valgrind is missing.
+test-instructions:
+	$(PYTHON) benches/instructions.py --quick
+
+test: lint test-rust test-schedules test-python test-instructions
 
 # The long runs: SOAK times the cases of every property, a million operations, more schedules, random bytes, and deliberate
 # faults that the suite must catch. SOAK=100 fills a night.

@@ -20,7 +20,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 
-# name: (scenario, small size, large size, bound)
+# name: (scenario, small size, large size, bound); QUICK has the large sizes of `--quick`.
 RATIOS = {
     # One page, 1k leaves against 1 M: an ordered structure may add a level, a rebuilt one fails by far.
     "evict": ("evict", 1_000, 1_000_000, 1.25),
@@ -31,7 +31,7 @@ RATIOS = {
     # A page compared in a short match against one in a long one.
     "match": ("match", 8_192, 131_072, 1.1),
 }
-QUICK = {"evict": 100_000}
+QUICK = {"evict": 50_000, "rematch": 20_480, "commit": 32_768, "match": 131_072}
 
 
 def build() -> Path:
@@ -75,7 +75,7 @@ def main() -> int:
     counts: dict[str, list[float]] = {}
     bad = []
     for name, (scenario, small, large, bound) in RATIOS.items():
-        sizes = (small, QUICK.get(name, large) if args.quick else large)
+        sizes = (small, QUICK[name] if args.quick else large)
         counts[name] = [count(binary, scenario, size) for size in sizes]
         ratios[name] = counts[name][1] / counts[name][0]
         verdict = "ok" if ratios[name] <= bound else "TOO MANY"

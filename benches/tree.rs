@@ -9,6 +9,9 @@ mod scenarios;
 
 use serde_json::{Value, json};
 
+/// Takes `quick`, returns figures.
+type Scenario = fn(bool) -> Vec<Value>;
+
 fn main() {
     let args: Vec<String> = std::env::args().skip(1).filter(|a| !a.starts_with('-')).collect();
     if let [first, millions] = args.as_slice()
@@ -21,7 +24,7 @@ fn main() {
     let quick = args.iter().any(|a| a == "quick");
     let chosen = |name: &str| args.iter().all(|a| a == "quick") || args.iter().any(|a| a == name);
     let mut figures: Vec<Value> = Vec::new();
-    let known: [(&str, fn(bool) -> Vec<Value>); 4] = [
+    let known: [(&str, Scenario); 4] = [
         ("rematch", scenarios::rematch::run),
         ("evict", scenarios::evict::run),
         ("worst", scenarios::worst::run),

@@ -2,7 +2,7 @@
 
 mod model;
 
-use mimo_cache::cache::{Cache, Commit, FillOut, RequestOptions};
+use mimo_cache::cache::{Cache, Commit, FillOut, RequestOptions, SeqId};
 use mimo_cache::key::Key;
 use model::brute::Mirror;
 use model::runner::Step;
@@ -116,6 +116,27 @@ fn a_shared_page_waits_for_the_steps_of_all_who_held_it() {
     w.close();
 }
 
+/// A fork of a fork, and then both end before any step: the copy into the first one's page stayed in the plan after its
+/// last reader had gone, and wrote over a page that was somebody else's by then.
+#[test]
+fn a_copy_nobody_reads_any_more_is_not_run() {
+    let mut w = World::new(Setup::roomy(2, 3, 2));
+    let (i, _) = w.start(&words(1, 3), 20);
+    w.prefill(i, 8);
+    for seq in [0, 1] {
+        w.run(Op::Fork { seq, m: 0, credit: 9 });
+        w.audit();
+    }
+    w.abort(1);
+    w.audit();
+    w.abort(1);
+    w.audit();
+    let (n, _) = w.start(&words(2, 20), 0);
+    w.fill(&[], 0, true);
+    assert!(w.reserve(n, 20));
+    w.close();
+}
+
 /// Copies that run outside a step: a fork that was parked before the move was done left its page to the tree, from where
 /// it was evicted and handed out while the move could still write it.
 #[test]
@@ -190,18 +211,7 @@ fn a_fork_counts_the_duplicates_of_its_parent() {
 fn a_page_dropped_and_published_in_one_call_is_told_in_that_order() {
     let mut c = Cache::new(Setup::roomy(2, 0, 0).config()).unwrap();
     let mut step = 0;
-    let mut start = |c: &mut Cache, topic: u32, tenant: u32| {
-        let options = RequestOptions { tenant, ..RequestOptions::default() };
-        let mut request = c.request(words(topic, 2), options).unwrap();
-        let seq = c.open(&mut request, 0).unwrap();
-        c.reserve(seq, 2).unwrap();
-        step += 1;
-        let (mut full, mut swa, mut base, mut lens) = ([0; 4], [0; 4], [0; 1], [0; 1]);
-        let (full, swa, swa_base, lens) = (&mut full[..], &mut swa[..], Some(&mut base[..]), &mut lens[..]);
-        c.fill(step, &[seq], FillOut { full, full_width: 4, swa, swa_width: 4, swa_base, lens }).unwrap();
-        c.retire(step).unwrap();
-        seq
-    };
+    let mut start = |c: &mut Cache, topic: u32, tenant: u32| computed(c, &mut step, words(topic, 2), tenant);
     c.set_tenant_share(0, 1, 100);
     let first = start(&mut c, 1, 0);
     let same = start(&mut c, 1, 1);
@@ -214,6 +224,45 @@ fn a_page_dropped_and_published_in_one_call_is_told_in_that_order() {
     assert!(mirror.fold(c.drain_events(usize::MAX)));
     mirror.check(c.snapshot());
     assert_eq!(c.stats().full_evicted, 1);
+}
+
+/// Pages that forks share by count were given up for the tree's by one of them. The others kept them, and the pool had
+/// promised the room that both of a kind now took.
+#[test]
+fn shared_pages_are_not_given_up_for_the_trees() {
+    let mut setup = Setup::roomy(2, 0, 0);
+    setup.full_pages = 10;
+    let mut c = Cache::new(setup.config()).unwrap();
+    let mut step = 0;
+    c.set_tenant_share(0, 0, 0);
+    let parent = computed(&mut c, &mut step, words(1, 8), 0);
+    let same = computed(&mut c, &mut step, words(1, 8), 1);
+    c.commit(parent, 8, &[5]).unwrap();
+    let child = c.fork(parent, 1, 0).unwrap()[0];
+    c.commit(same, 8, &[5]).unwrap();
+    c.finish(same).unwrap();
+    let mut other = c.request(words(2, 9), RequestOptions::default()).unwrap();
+    let other = c.open(&mut other, 0).unwrap();
+    for seq in [parent, child] {
+        c.commit(seq, 0, &[6]).unwrap();
+        c.check_integrity().unwrap();
+    }
+    c.reserve(other, 9).unwrap();
+    c.check_integrity().unwrap();
+}
+
+/// A sequence whose prompt is computed in a step of its own, which was retired; nothing is committed yet.
+fn computed(c: &mut Cache, step: &mut u64, tokens: Vec<u32>, tenant: u32) -> SeqId {
+    let n = tokens.len() as u64;
+    let mut request = c.request(tokens, RequestOptions { tenant, ..RequestOptions::default() }).unwrap();
+    let seq = c.open(&mut request, 0).unwrap();
+    c.reserve(seq, n).unwrap();
+    *step += 1;
+    let (mut full, mut swa, mut base, mut lens) = ([0; 8], [0; 8], [0; 1], [0; 1]);
+    let (full, swa, swa_base, lens) = (&mut full[..], &mut swa[..], Some(&mut base[..]), &mut lens[..]);
+    c.fill(*step, &[seq], FillOut { full, full_width: 8, swa, swa_width: 8, swa_base, lens }).unwrap();
+    c.retire(*step).unwrap();
+    seq
 }
 
 fn serve(base: u8, keep: u8, tail: u8, taste: u8, shape: u8) -> Op {

@@ -200,3 +200,30 @@ fn memory_of_cleared_namespaces_is_bounded() {
     let bytes = cache.stats().tree_bytes - start;
     assert!(bytes < 200 << 20, "{bytes} bytes");
 }
+
+/// Clearing a namespace ends its pins, and looks at no others.
+#[test]
+fn clearing_one_namespace_costs_the_same_beside_many_pins() {
+    let key = Key { salt: b"other".to_vec(), ..Key::default() };
+    let measure = |pins: u32| {
+        let mut cache = Cache::new(config(2 * pins + 100, 2 * pins + 100)).unwrap();
+        for i in 0..pins {
+            serve(&mut cache, prompt(i, 9), 0);
+            cache.pin(&prompt(i, 9), &Key::default(), &[], 1_000_000).unwrap();
+        }
+        let time = quickest(20, || {
+            let options = RequestOptions { key: key.clone(), ..RequestOptions::default() };
+            let mut request = cache.request(prompt(0, 9), options).unwrap();
+            let seq = cache.open(&mut request, 0).unwrap();
+            let start = Instant::now();
+            cache.clear(Some(&key));
+            let time = start.elapsed();
+            cache.abort(seq).unwrap();
+            time
+        });
+        assert_eq!(usable(&cache, &prompt(0, 9)), 8);
+        time
+    };
+    let (few, many) = (measure(100), measure(40_000));
+    assert!(many < few * 20 + Duration::from_micros(50), "{few:?} with 100 pins, {many:?} with 40000");
+}

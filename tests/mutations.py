@@ -21,7 +21,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 WORK = ROOT / "target" / "mutations"
-SUITE = ("peer_faults", "state_machine", "bad_input")
+SUITE = ("peer_faults", "rules", "findings", "state_machine", "bad_input")
 TIMEOUT_S = 900
 
 
@@ -36,7 +36,326 @@ class Mutation:
     caught_by: str
 
 
-MUTATIONS: tuple[Mutation, ...] = ()
+MUTATIONS: tuple[Mutation, ...] = (
+    Mutation(
+        "window one page short",
+        "src/tree/mod.rs",
+        "need: if has_swa { c.window.div_ceil(c.page_size) } else { 0 },",
+        "need: if has_swa { c.window.saturating_sub(1).div_ceil(c.page_size) } else { 0 },",
+        "peer_faults",
+    ),
+    Mutation(
+        "no token left to compute",
+        "src/cache/open.rs",
+        "let limit = (query.tokens.len() as u64 - 1) / self.page();",
+        "let limit = query.tokens.len() as u64 / self.page();",
+        "peer_faults",
+    ),
+    Mutation(
+        "hole does not reset the run",
+        "src/tree/walk.rs",
+        "candidate -= run + absent;\n                        run = 0;",
+        "candidate -= absent;",
+        "peer_faults",
+    ),
+    Mutation(
+        "MTP record not checked",
+        "src/cache/open.rs",
+        "if !fits {",
+        "if !fits && tokens.is_empty() {",
+        "peer_faults",
+    ),
+    Mutation(
+        "one MTP row not rebuilt",
+        "src/cache/open.rs",
+        "let start = (end - u64::from(self.tree.n_mtp).min(page)).max(window);",
+        "let start = (end - u64::from(self.tree.n_mtp).min(page)).max(window) + 1;",
+        "peer_faults",
+    ),
+    Mutation(
+        "published before its MTP tokens are known",
+        "src/cache/commit.rs",
+        "let ready = seq.committed.min(known.saturating_sub(u64::from(self.tree.n_mtp)));",
+        "let ready = seq.committed.min(known);",
+        "state_machine",
+    ),
+    Mutation(
+        "rejected drafts published",
+        "src/cache/commit.rs",
+        "let ready = seq.committed.min(known.saturating_sub(u64::from(self.tree.n_mtp)));",
+        "let ready = (seq.committed + seq.reserved).min(known.saturating_sub(u64::from(self.tree.n_mtp)));",
+        "state_machine",
+    ),
+    Mutation(
+        "adopted in decode",
+        "src/cache/commit.rs",
+        "let when = if seq.committed < seq.prompt { When::Prefill } else { When::Decode };",
+        "let when = if seq.committed < u64::MAX { When::Prefill } else { When::Decode };",
+        "peer_faults",
+    ),
+    Mutation(
+        "window let go a page early",
+        "src/cache/sequence.rs",
+        "let window = self.committed.saturating_sub(u64::from(tree.window + tree.n_mtp)) / page;",
+        "let window = (self.committed + page).saturating_sub(u64::from(tree.window + tree.n_mtp)) / page;",
+        "state_machine",
+    ),
+    Mutation(
+        "window never let go",
+        "src/cache/commit.rs",
+        "if seq.swa.is_empty() || seq.swa_first >= first {",
+        "if seq.swa.is_empty() || seq.swa_first < first {",
+        "state_machine",
+    ),
+    Mutation(
+        "quarantine skipped for full pages",
+        "src/tree/lease.rs",
+        "} else if self.fence.is_retired(stamp) {\n            self.full.release(page);",
+        "} else if self.fence.is_retired(stamp) || stamp > 0 {\n            self.full.release(page);",
+        "peer_faults",
+    ),
+    Mutation(
+        "quarantine skipped for SWA pages",
+        "src/tree/lease.rs",
+        "} else if self.fence.is_retired(stamp) {\n            self.swa.release(page);",
+        "} else if self.fence.is_retired(stamp) || stamp > 0 {\n            self.swa.release(page);",
+        "state_machine",
+    ),
+    Mutation(
+        "step taken as retired too early",
+        "src/pool/fence.rs",
+        "stamp <= self.retired\n",
+        "stamp <= self.retired + 1\n",
+        "state_machine",
+    ),
+    Mutation(
+        "moves not waited for",
+        "src/tree/lease.rs",
+        "let i = moves.iter().position(|&m| self.fence.move_bucket(m).is_some())?;",
+        "let i = moves.iter().position(|&m| self.fence.move_bucket(m).is_none())?;",
+        "findings",
+    ),
+    Mutation(
+        "evicted while its step runs",
+        "src/tree/mod.rs",
+        "if !self.fence.is_retired(node.stamp) {",
+        "if !self.fence.is_retired(node.stamp) && node.depth > 1 << 20 {",
+        "state_machine",
+    ),
+    Mutation(
+        "a lost SWA release",
+        "src/cache/end.rs",
+        "SwaHold::Leased(page) => tree.unlease_swa(page, stamp),",
+        "SwaHold::Leased(page) => debug_assert!(page > 0),",
+        "peer_faults",
+    ),
+    Mutation(
+        "a lost path lease",
+        "src/cache/end.rs",
+        "tree.unlease_path(node, stamp);",
+        "debug_assert!(tree.nodes[node].is_leased());",
+        "peer_faults",
+    ),
+    Mutation(
+        "a lease that protects one node only",
+        "src/tree/lease.rs",
+        "if was || node.is_root() {\n                return;",
+        "if was || node.is_root() || !direct {\n                return;",
+        "state_machine",
+    ),
+    Mutation(
+        "split forgets the lease",
+        "src/tree/shape.rs",
+        "upper.leased_children = u32::from(node.is_leased());",
+        "upper.leased_children = 0;",
+        "state_machine",
+    ),
+    Mutation(
+        "split leaves checkpoints below",
+        "src/tree/shape.rs",
+        "let cut = node.ckpts.iter().position(|&c| self.ckpts[c].end > boundary).unwrap_or(node.ckpts.len());",
+        "let cut = node.ckpts.iter().position(|&c| self.ckpts[c].end > boundary).map_or(0, |_| 0);",
+        "state_machine",
+    ),
+    Mutation(
+        "node not split at the end of a match",
+        "src/tree/shape.rs",
+        "if end < n.end() { self.split(id, end - n.depth) } else { id }",
+        "if end + 1 < n.end() { self.split(id, end - n.depth) } else { id }",
+        "state_machine",
+    ),
+    Mutation(
+        "checkpoint references not counted",
+        "src/tree/checkpoint.rs",
+        "meta.refs += 1;",
+        "meta.refs += u32::from(meta.refs == 0);",
+        "state_machine",
+    ),
+    Mutation(
+        "pages of a dropped checkpoint stay",
+        "src/tree/lease.rs",
+        "if meta.refs == 0 && meta.leases == 0 {",
+        "if meta.refs == 0 && meta.leases == 1 {",
+        "state_machine",
+    ),
+    Mutation(
+        "checkpoint at the wrong boundary",
+        "src/cache/commit.rs",
+        "add(seq.prompt_end, kind::PROMPT_END);",
+        "add(seq.prompt_end.saturating_sub(1), kind::PROMPT_END);",
+        "peer_faults",
+    ),
+    Mutation(
+        "no checkpoint at a branch",
+        "src/cache/open.rs",
+        "seq.branch = if q < p { p } else { 0 };",
+        "seq.branch = if q < p { q } else { 0 };",
+        "peer_faults",
+    ),
+    Mutation(
+        "full KV written below p",
+        "src/cache/open.rs",
+        "(seq.full_from, seq.swa_from) = (u64::from(p) * page, u64::from(q) * page);",
+        "(seq.full_from, seq.swa_from) = (u64::from(q) * page, u64::from(q) * page);",
+        "state_machine",
+    ),
+    Mutation(
+        "wrong pool in a fork's copy",
+        "src/cache/fork.rs",
+        "let copy = PageCopy { group: Group::Swa, src: source.id(), dst: page.id() };",
+        "let copy = PageCopy { group: Group::Full, src: source.id(), dst: page.id() };",
+        "state_machine",
+    ),
+    Mutation(
+        "copy backwards",
+        "src/cache/open.rs",
+        "copy: PageCopy { group: Group::Swa, src: swa, dst: own.id() },",
+        "copy: PageCopy { group: Group::Swa, src: own.id(), dst: swa },",
+        "peer_faults",
+    ),
+    Mutation(
+        "copy source free at once",
+        "src/cache/moves.rs",
+        "self.release_holds(holds, stamp);",
+        "self.release_holds(holds, NONE);",
+        "state_machine",
+    ),
+    Mutation(
+        "admission counts the full pool only",
+        "src/cache/open.rs",
+        "if needed + self.quota + self.copy_holds > self.swa_share() {",
+        "if needed > self.swa_share() {",
+        "peer_faults",
+    ),
+    Mutation(
+        "admission forgets what its match pins",
+        "src/cache/open.rs",
+        "if needed + self.promised + pinned > free {",
+        "if needed + self.promised > free {",
+        "state_machine",
+    ),
+    Mutation(
+        "promise not given back",
+        "src/cache/step.rs",
+        "self.promised += u64::from((seq.table.len() as u64) < seq.budget);",
+        "self.promised += u64::from((seq.table.len() as u64) > seq.budget);",
+        "state_machine",
+    ),
+    Mutation(
+        "scratch not counted",
+        "src/cache/sequence.rs",
+        "self.scratch_used = self.scratch_used - seq.scratch + scratch;",
+        "self.scratch_used = self.scratch_used.max(scratch);",
+        "state_machine",
+    ),
+    Mutation(
+        "a cleared namespace is still published into",
+        "src/cache/commit.rs",
+        "seq.store && seq.moves.is_empty() && self.tree.roots[seq.root].attached",
+        "seq.store && seq.moves.is_empty()",
+        "rules",
+    ),
+    Mutation(
+        "store=False publishes",
+        "src/cache/commit.rs",
+        "seq.store && seq.moves.is_empty() && self.tree.roots[seq.root].attached",
+        "seq.moves.is_empty() && self.tree.roots[seq.root].attached",
+        "rules",
+    ),
+    Mutation(
+        "clear keeps the generation",
+        "src/tree/mod.rs",
+        "*self.generations.entry(*base).or_insert(0) += 1;",
+        "*self.generations.entry(*base).or_insert(0) += 0;",
+        "rules",
+    ),
+    Mutation(
+        "salt not in the namespace",
+        "src/key.rs",
+        "    field(&mut h, &key.salt);",
+        "    field(&mut h, &key.salt[..0]);",
+        "state_machine",
+    ),
+    Mutation(
+        "a span's content not in the key",
+        "src/key.rs",
+        "        h.update(s.hash);\n",
+        "",
+        "state_machine",
+    ),
+    Mutation(
+        "removals of SWA not told",
+        "src/tree/events.rs",
+        "removed.push(*self.slots.key(slot));",
+        (
+            "if group == Group::Full {\n                        removed.push(*self.slots.key(slot));\n     "
+            "               }"
+        ),
+        "state_machine",
+    ),
+    Mutation(
+        "window-safety told one page short",
+        "src/tree/events.rs",
+        "let want = self.need_at(end);\n",
+        "let want = self.need_at(end).saturating_sub(1);\n",
+        "state_machine",
+    ),
+    Mutation(
+        "refusal after a change",
+        "src/cache/step.rs",
+        "let (full, swa) = self.room_for(id.index, pages)?;",
+        "self.seqs[id.index].version += 1;\n        let (full, swa) = self.room_for(id.index, pages)?;",
+        "peer_faults",
+    ),
+    Mutation(
+        "commit beyond the reservation",
+        "src/cache/commit.rs",
+        "if c.computed > seq.reserved {",
+        "if c.computed > seq.reserved + 1 {",
+        "bad_input",
+    ),
+    Mutation(
+        "shares not counted",
+        "src/tree/mod.rs",
+        "t.full = t.full.wrapping_add_signed(full);",
+        "t.full = t.full.wrapping_add_signed(full.min(0));",
+        "rules",
+    ),
+    Mutation(
+        "pinned prefixes go first",
+        "src/tree/evict.rs",
+        ".or_else(|| self.order.victim())\n            .or_else(|| self.pinned_leaf())",
+        ".or_else(|| self.pinned_leaf())\n            .or_else(|| self.order.victim())",
+        "rules",
+    ),
+    Mutation(
+        "a match refreshes nothing",
+        "src/tree/checkpoint.rs",
+        "self.ckpts[id].matched = true;\n            self.touch_ckpt(id);",
+        "self.ckpts[id].matched = true;",
+        "rules",
+    ),
+)
 
 
 def copy_tree() -> Path:

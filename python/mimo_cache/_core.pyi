@@ -454,7 +454,7 @@ class Event:
         """For "stored": the key before `keys[0]`."""
     @property
     def root(self) -> bytes | None:
-        """For "cleared": the root key of the namespace."""
+        """For "stored" and "cleared": the root key of the namespace."""
     @property
     def keys(self) -> list[bytes]:
         """32-byte chain keys; for "stored" consecutive pages of one prefix."""
@@ -471,6 +471,9 @@ class SnapshotPage:
     @property
     def parent(self) -> bytes:
         """Key of its parent page or root."""
+    @property
+    def root(self) -> bytes:
+        """Root key of its namespace."""
     @property
     def full(self) -> bool:
         """Has full KV."""

@@ -133,7 +133,15 @@ impl Cache {
             let query = Query { tokens: &seq.tokens[..upto], spans: &seq.spans };
             let place = self.tree.walk_down(at, query, |_, _, _| {});
             if place.depth > seq.leased {
-                self.meet(index, node, place, when);
+                // A page that others hold too would stay beside the tree's, and nobody counted on both.
+                let sole = self.sole_full(index, place.depth - seq.leased);
+                let depth = seq.leased + sole;
+                if sole > 0 {
+                    self.meet(index, node, WalkPlace { depth, ..place }, when);
+                }
+                if depth < place.depth {
+                    return;
+                }
                 continue;
             }
             let (room, _) = self.tree.share_left(seq.tenant);

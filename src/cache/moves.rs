@@ -105,21 +105,23 @@ impl Cache {
     }
 
     /// A sequence gave its pages back before its copies were handed out: they are not needed any more, but for those
-    /// that another pending copy reads from.
+    /// that another pending copy reads from. Those go with the last reader, which may be another sequence's.
     pub(super) fn cancel_copies(&mut self, owner: (u32, u32)) {
         self.rebuilds.retain(|r| (r.seq.index, r.seq.generation) != owner);
-        if !self.pending.iter().any(|p| p.owner == owner) {
-            return;
+        loop {
+            let tree = &self.tree;
+            let held = |c: &PageCopy| match c.group {
+                Group::Full => tree.full.is_private(c.dst),
+                Group::Swa => tree.swa.is_private(c.dst),
+            };
+            if self.pending.iter().all(|p| held(&p.copy)) {
+                return;
+            }
+            let (kept, gone): (Vec<_>, Vec<_>) =
+                std::mem::take(&mut self.pending).into_iter().partition(|p| held(&p.copy));
+            self.pending = kept;
+            self.release_holds(gone.into_iter().map(|p| p.hold).collect(), NONE);
         }
-        let tree = &self.tree;
-        let held = |c: &PageCopy| match c.group {
-            Group::Full => tree.full.is_private(c.dst),
-            Group::Swa => tree.swa.is_private(c.dst),
-        };
-        let (gone, kept): (Vec<_>, Vec<_>) =
-            std::mem::take(&mut self.pending).into_iter().partition(|p| p.owner == owner && !held(&p.copy));
-        self.pending = kept;
-        self.release_holds(gone.into_iter().map(|p| p.hold).collect(), NONE);
     }
 
     /// How many of the first `most` of a sequence's own full pages it shares with nobody but copies. Those that forks
@@ -137,6 +139,15 @@ impl Cache {
         let mut own = self.seqs[index].own.iter().take(most as usize);
         let shared = |p: &Page<Full, Reserved>, tree: &mut Tree| tree.full.handles(p.id()) > 1 + holds(tree, p.id());
         own.position(|p| shared(p, tree)).map_or(most, |i| i as u32)
+    }
+
+    /// How many of the first `most` of a sequence's own full pages have no other handle at all.
+    pub(super) fn sole_full(&self, index: u32, most: u32) -> u32 {
+        if !self.tree.full.has_shares() {
+            return most;
+        }
+        let mut own = self.seqs[index].own.iter().take(most as usize);
+        own.position(|p| self.tree.full.is_shared(p)).map_or(most, |i| i as u32)
     }
 
     /// Holds on the first `count` of a sequence's own full pages are taken off, so that they can be published. Returns

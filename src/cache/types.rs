@@ -287,6 +287,8 @@ pub enum EventKind {
     Stored {
         /// Pool.
         group: Group,
+        /// Root key of the namespace, which a later [`EventKind::Cleared`] may name.
+        root: PageKey,
         /// Key before `keys[0]`.
         parent: PageKey,
         /// Consecutive pages of one prefix.
@@ -341,6 +343,8 @@ pub struct SnapshotPage {
     pub key: PageKey,
     /// Key of its parent page or root.
     pub parent: PageKey,
+    /// Root key of its namespace.
+    pub root: PageKey,
     /// Has full KV.
     pub full: bool,
     /// Has SWA KV.
@@ -354,7 +358,7 @@ pub struct SnapshotPage {
 pub struct Snapshot {
     /// Number of the last event that is contained.
     pub number: u64,
-    /// All pages of attached namespaces.
+    /// All pages of attached namespaces; without a full group also those without KV on the way to deeper ones.
     pub pages: Vec<SnapshotPage>,
 }
 

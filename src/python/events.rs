@@ -66,11 +66,11 @@ impl PyEvent {
         }
     }
 
-    /// For "cleared": the root key of the namespace.
+    /// For "stored" and "cleared": the root key of the namespace.
     #[getter]
     fn root<'py>(&self, py: Python<'py>) -> Option<Bound<'py, PyBytes>> {
         match &self.0.kind {
-            EventKind::Cleared { root } => Some(PyBytes::new(py, root)),
+            EventKind::Stored { root, .. } | EventKind::Cleared { root } => Some(PyBytes::new(py, root)),
             _ => None,
         }
     }
@@ -104,6 +104,12 @@ impl PySnapshotPage {
     #[getter]
     fn parent<'py>(&self, py: Python<'py>) -> Bound<'py, PyBytes> {
         PyBytes::new(py, &self.0.parent)
+    }
+
+    /// Root key of its namespace.
+    #[getter]
+    fn root<'py>(&self, py: Python<'py>) -> Bound<'py, PyBytes> {
+        PyBytes::new(py, &self.0.root)
     }
 
     /// Has full KV.

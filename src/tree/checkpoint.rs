@@ -73,6 +73,10 @@ impl Tree {
                 let meta = self.swa_meta.get_mut(page as usize);
                 meta.refs += 1;
                 meta.hint = id;
+                if meta.refs == 1 {
+                    let node = self.slots.node(meta.slot);
+                    self.nodes[node].loose -= 1;
+                }
             }
         }
         id

@@ -1,7 +1,7 @@
 //! Children of nodes: sibling lists, and one hash table over all nodes by (parent, hash of the first page).
 //!
-//! The table grows by one bucket per insertion (linear hashing), so that no insertion ever rehashes more than one
-//! chain, and a node with a million children costs as little as one with three.
+//! The table grows by two buckets per insertion (linear hashing), so that no insertion ever rehashes more than two
+//! chains, and a node with a million children costs as little as one with three.
 
 use super::Tree;
 use super::slots::Run;
@@ -71,8 +71,11 @@ impl Tree {
         self.nodes[child].chain = *self.table.heads.get(bucket);
         *self.table.heads.get_mut(bucket) = child;
         self.table.len += 1;
-        if self.table.len > self.table.buckets {
-            self.grow_table();
+        // Two buckets for every node: a chain is hardly ever longer than one, and its nodes lie anywhere in memory.
+        for _ in 0..2 {
+            if 2 * self.table.len > self.table.buckets {
+                self.grow_table();
+            }
         }
     }
 

@@ -130,7 +130,7 @@ impl Tree {
             let mut runs: SmallVec<[EventKind; 2]> = SmallVec::new();
             let mut stored = std::mem::take(&mut self.events.first);
             let mut removed = std::mem::take(&mut self.events.second);
-            let mut parent = [0; 32];
+            let (mut root, mut parent) = ([0; 32], [0; 32]);
             let mut last = NIL;
             for &slot in dirty {
                 let live = self.slots.node(slot) != NIL;
@@ -148,10 +148,11 @@ impl Tree {
                     let follows = last != NIL && self.slot_before(slot) == last;
                     if !follows || stored.len() >= KEYS {
                         if !stored.is_empty() {
-                            runs.push(EventKind::Stored { group, parent, keys: stored.to_vec() });
+                            runs.push(EventKind::Stored { group, root, parent, keys: stored.to_vec() });
                             stored.clear();
                         }
                         parent = self.parent_key(slot);
+                        root = self.roots[self.nodes[self.slots.node(slot)].root].key;
                     }
                     stored.push(*self.slots.key(slot));
                     last = slot;
@@ -161,7 +162,7 @@ impl Tree {
                 }
             }
             if !stored.is_empty() {
-                runs.push(EventKind::Stored { group, parent, keys: stored.to_vec() });
+                runs.push(EventKind::Stored { group, root, parent, keys: stored.to_vec() });
             }
             for keys in removed.chunks(KEYS) {
                 self.events.push(EventKind::Removed { group, keys: keys.to_vec() });
@@ -296,7 +297,14 @@ impl Tree {
                         run = if swa { run + 1 } else { 0 };
                         let key = *self.slots.key(slot);
                         let full = self.slots.full(slot) != 0;
-                        pages.push(SnapshotPage { key, parent, full, swa, window_safe: run >= self.need_at(end) });
+                        pages.push(SnapshotPage {
+                            key,
+                            parent,
+                            root: root.key,
+                            full,
+                            swa,
+                            window_safe: run >= self.need_at(end),
+                        });
                         parent = key;
                     }
                 }

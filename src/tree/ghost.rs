@@ -4,12 +4,16 @@
 //! oldest of a set is replaced, nothing is ever rehashed. A false positive (32 fingerprint bits over 8 ways) only
 //! mislabels a miss.
 
+use crate::pool::big::BigArray;
+
 const WAYS: usize = 8;
 
 /// See the module's text.
 #[derive(Debug)]
 pub struct Ghosts {
-    sets: Vec<[(u32, u32); WAYS]>,
+    /// Sets of 8 tags and the 8 times they were written.
+    sets: BigArray,
+    mask: usize,
     salt: u64,
     stamp: u32,
 }
@@ -17,15 +21,17 @@ pub struct Ghosts {
 impl Ghosts {
     /// Room for at least `pages` dropped pages; 0 remembers nothing.
     pub fn new(pages: u32, salt: u64) -> Self {
-        let sets = (pages as usize).div_ceil(WAYS).next_power_of_two();
-        let sets = if pages == 0 { Vec::new() } else { vec![[(0, 0); WAYS]; sets] };
-        Ghosts { sets, salt, stamp: 0 }
+        let sets = if pages == 0 { 0 } else { (pages as usize).div_ceil(WAYS).next_power_of_two() };
+        let mut array = BigArray::new(sets * 2 * WAYS);
+        // Written once here, so that no eviction pays for the first touch of its set's memory.
+        array.fill(0);
+        Ghosts { sets: array, mask: sets.wrapping_sub(1), salt, stamp: 0 }
     }
 
     fn place(&self, key: &[u8; 32]) -> (usize, u32) {
         let word = |i: usize| u64::from_le_bytes(key[i..i + 8].try_into().expect("8 bytes"));
         let h = word(0) ^ self.salt;
-        ((h as usize) & (self.sets.len() - 1), (word(8) as u32) | 1)
+        (((h as usize) & self.mask) * 2 * WAYS, (word(8) as u32) | 1)
     }
 
     /// Remembers a dropped page.
@@ -34,15 +40,15 @@ impl Ghosts {
             return;
         }
         self.stamp = self.stamp.wrapping_add(1);
-        let (set, tag) = self.place(key);
+        let (at, tag) = self.place(key);
         let stamp = self.stamp;
-        let set = &mut self.sets[set];
+        let (tags, stamps) = self.sets[at..at + 2 * WAYS].split_at_mut(WAYS);
         // The same page dropped again, an empty way, or else the oldest.
         let way = (0..WAYS)
-            .find(|&w| set[w].0 == tag)
-            .or_else(|| (0..WAYS).find(|&w| set[w].0 == 0))
-            .unwrap_or_else(|| (0..WAYS).max_by_key(|&w| stamp.wrapping_sub(set[w].1)).unwrap_or(0));
-        set[way] = (tag, stamp);
+            .find(|&w| tags[w] == tag)
+            .or_else(|| (0..WAYS).find(|&w| tags[w] == 0))
+            .unwrap_or_else(|| (0..WAYS).max_by_key(|&w| stamp.wrapping_sub(stamps[w])).unwrap_or(0));
+        (tags[way], stamps[way]) = (tag, stamp);
     }
 
     /// True when the page was dropped and is still remembered; how many drops ago.
@@ -50,8 +56,14 @@ impl Ghosts {
         if self.sets.is_empty() {
             return None;
         }
-        let (set, tag) = self.place(key);
-        self.sets[set].iter().find(|w| w.0 == tag).map(|w| self.stamp.wrapping_sub(w.1))
+        let (at, tag) = self.place(key);
+        let way = self.sets[at..at + WAYS].iter().position(|&t| t == tag)?;
+        Some(self.stamp.wrapping_sub(self.sets[at + WAYS + way]))
+    }
+
+    /// Bytes of the table.
+    pub fn bytes(&self) -> u64 {
+        (self.sets.len() * 4) as u64
     }
 }
 

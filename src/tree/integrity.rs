@@ -170,7 +170,7 @@ impl Tree {
 
     fn check_slots(&self, id: u32, sums: &mut Sums) -> Result<(), String> {
         let n = &self.nodes[id];
-        let (mut page, mut swa_count, mut ckpts) = (n.depth, 0, Vec::new());
+        let (mut page, mut swa_count, mut loose, mut ckpts) = (n.depth, 0, 0, Vec::new());
         for r in &n.runs {
             for slot in r.start..r.start + r.len {
                 page += 1;
@@ -200,6 +200,7 @@ impl Tree {
                     );
                     sums.tenants.entry(meta.tenant).or_default().1 += 1;
                     swa_count += 1;
+                    loose += u32::from(meta.refs == 0);
                 }
                 let c = self.slots.ckpt(slot);
                 if c != NIL {
@@ -209,6 +210,7 @@ impl Tree {
                 }
             }
         }
+        ensure!(n.loose == loose, "node {id} counts {} loose SWA pages, has {loose}", n.loose);
         ensure!(n.swa == swa_count, "node {id} counts {} SWA pages, has {swa_count}", n.swa);
         ensure!(n.ckpts.as_slice() == ckpts, "node {id} lists checkpoints {:?}, has {ckpts:?}", n.ckpts);
         let keeps = n.is_root() || self.has_full || n.is_leased() || n.is_pinned() || !n.is_leaf();

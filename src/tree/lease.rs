@@ -114,7 +114,13 @@ impl Tree {
     pub(super) fn unref_swa(&mut self, page: u32) {
         let meta = self.swa_meta.get_mut(page as usize);
         meta.refs -= 1;
-        if meta.refs == 0 && meta.leases == 0 {
+        if meta.refs > 0 {
+            return;
+        }
+        let (slot, leases) = (meta.slot, meta.leases);
+        let node = self.slots.node(slot);
+        self.nodes[node].loose += 1;
+        if leases == 0 {
             self.counters.swa += 1;
             self.drop_swa(page);
         }
@@ -133,6 +139,7 @@ impl Tree {
         self.touch_slot(slot);
         self.slots.set_swa(slot, 0);
         self.nodes[node].swa -= 1;
+        self.nodes[node].loose -= 1;
         self.count_tenant(tenant, 0, -1);
         let handle = self.swa.take_back(page);
         self.free_swa(handle, stamp);

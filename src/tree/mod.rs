@@ -19,6 +19,7 @@ mod publish;
 mod shape;
 mod shares;
 mod slots;
+mod usable;
 mod walk;
 
 pub use checkpoint::Checkpoint;
@@ -140,9 +141,10 @@ pub struct Tree {
     own_ckpts: TenantLists,
     detached: Vec<u32>,
     pins: BTreeMap<PinKey, Pin>,
-    /// Pins by the slot they end in, and by their checkpoint.
+    /// Pins by the slot they end in, by their checkpoint, and by their namespace.
     pins_at: BTreeSet<(u32, PinKey)>,
     pins_on: BTreeSet<(u32, PinKey)>,
+    pins_in: BTreeSet<(u32, PinKey)>,
     next_pin: u64,
     pinned_pages: u64,
     max_pinned: u64,
@@ -197,6 +199,7 @@ impl Tree {
             pins: BTreeMap::new(),
             pins_at: BTreeSet::new(),
             pins_on: BTreeSet::new(),
+            pins_in: BTreeSet::new(),
             next_pin: 0,
             pinned_pages: 0,
             max_pinned: u64::from(c.max_pinned_pages),
@@ -259,6 +262,11 @@ impl Tree {
     }
 
     fn detach(&mut self, root: u32) {
+        self.unpin_root(root);
+        // Without a full group nothing may be left once the pins are gone.
+        if self.roots.get(root).is_none() {
+            return;
+        }
         let r = &mut self.roots[root];
         r.attached = false;
         self.by_key.remove(&r.key);
@@ -367,6 +375,7 @@ impl Tree {
         self.slots.bytes()
             + self.nodes.bytes()
             + self.table.bytes()
+            + self.ghosts.bytes()
             + self.ckpts.bytes()
             + self.swa_meta.bytes()
             + self.records.bytes()

@@ -65,6 +65,8 @@ pub struct Node {
     pub ckpts: SmallVec<[u32; 1]>,
     /// Slots with SWA KV.
     pub swa: u32,
+    /// Those of them that no checkpoint references.
+    pub loose: u32,
     /// Owner of its pages.
     pub tenant: u32,
 }
@@ -93,6 +95,7 @@ impl Node {
             ticket: 0,
             ckpts: SmallVec::new(),
             swa: 0,
+            loose: 0,
             tenant,
         }
     }

@@ -19,6 +19,7 @@ pub(super) struct Pin {
     /// Checkpoint that makes it resumable, while there is one.
     ckpt: u32,
     pages: u64,
+    root: u32,
 }
 
 impl Tree {
@@ -41,12 +42,14 @@ impl Tree {
         }
         let pages = u64::from(self.nodes[node].end());
         self.pinned_pages += pages;
-        let pin = Pin { slot: self.nodes[node].last_slot(), ckpt, pages };
+        let root = self.nodes[node].root;
+        let pin = Pin { slot: self.nodes[node].last_slot(), ckpt, pages, root };
         self.change_pins(node, true);
         self.next_pin += 1;
         let key = (until, self.next_pin);
         self.pins.insert(key, pin);
         self.pins_at.insert((pin.slot, key));
+        self.pins_in.insert((root, key));
         if ckpt != NIL {
             self.pins_on.insert((ckpt, key));
         }
@@ -85,6 +88,7 @@ impl Tree {
     fn unpin(&mut self, key: PinKey) {
         let pin = self.pins.remove(&key).expect("a live pin");
         self.pins_at.remove(&(pin.slot, key));
+        self.pins_in.remove(&(pin.root, key));
         self.pinned_pages -= pin.pages;
         if pin.ckpt != NIL {
             self.pins_on.remove(&(pin.ckpt, key));
@@ -107,6 +111,11 @@ impl Tree {
         let keys = keys_of(&self.pins_at, self.nodes[node].last_slot());
         debug_assert!(!keys.is_empty());
         keys.into_iter().for_each(|key| self.unpin(key));
+    }
+
+    /// Ends the pins of a namespace that is cleared: they would hold room that nobody profits from.
+    pub(super) fn unpin_root(&mut self, root: u32) {
+        keys_of(&self.pins_in, root).into_iter().for_each(|key| self.unpin(key));
     }
 
     /// Time goes on: pins whose time is over end, a bounded number at a time.

@@ -86,6 +86,7 @@ impl Tree {
         self.slots.set_swa(slot, id);
         let node = self.slots.node(slot);
         self.nodes[node].swa += 1;
+        self.nodes[node].loose += 1;
         self.count_tenant(tenant, 0, 1);
         self.lease_swa(id);
         id

@@ -39,8 +39,16 @@ impl Tree {
         let place = node.place;
         let cut = node.ckpts.iter().position(|&c| self.ckpts[c].end > boundary).unwrap_or(node.ckpts.len());
         upper.ckpts = node.ckpts.drain(..cut).collect();
-        upper.swa = if node.swa == 0 { 0 } else { upper.runs.iter().map(|&r| self.slots.count_swa(r)).sum() };
+        if node.swa > 0 {
+            upper.runs.iter().for_each(|&r| {
+                self.slots.each_swa(r, |page| {
+                    upper.swa += 1;
+                    upper.loose += u32::from(self.swa_meta.get(page as usize).refs == 0);
+                });
+            });
+        }
         node.swa -= upper.swa;
+        node.loose -= upper.loose;
         let runs = upper.runs.clone();
         let new = self.nodes.insert(upper);
         runs.iter().for_each(|&r| self.slots.set_node(r, new));
@@ -100,6 +108,7 @@ impl Tree {
         l.depth = u.depth;
         l.len += u.len;
         l.swa += u.swa;
+        l.loose += u.loose;
         l.parent = u.parent;
         let mut ckpts = u.ckpts;
         ckpts.append(&mut l.ckpts);

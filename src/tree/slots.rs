@@ -267,9 +267,23 @@ impl Slots {
         (chunk.has_swa[i / 64], (i % 64) as u32)
     }
 
-    /// Slots of a run with SWA KV.
-    pub fn count_swa(&self, run: Run) -> u32 {
-        (0..run.len).filter(|i| self.swa(run.start + i) != 0).count() as u32
+    /// Calls `f` with the SWA pages of a run.
+    pub fn each_swa(&self, run: Run, mut f: impl FnMut(u32)) {
+        let (chunk, first) = self.at(run.start);
+        let end = first + run.len as usize;
+        let mut i = first;
+        while i < end {
+            let bits = chunk.has_swa[i / 64] >> (i % 64);
+            if bits == 0 {
+                i = (i / 64 + 1) * 64;
+                continue;
+            }
+            i += bits.trailing_zeros() as usize;
+            if i < end {
+                f(chunk.swa[i]);
+            }
+            i += 1;
+        }
     }
 
     /// True when run `b` continues run `a` inside one chunk.

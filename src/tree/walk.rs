@@ -1,4 +1,4 @@
-//! Matching: one walk down for p, one short walk back for q.
+//! Matching: one walk down for p. `usable` goes back from there for q.
 
 use super::Tree;
 use super::slots::Run;
@@ -136,68 +136,5 @@ impl Tree {
             }
         }
         matched
-    }
-
-    /// The largest boundary (in pages) at most `limit` and at most the place's depth such that every page of its window
-    /// has SWA KV. Goes back over 64 pages at a time and skips nodes without SWA KV.
-    pub(crate) fn usable(&self, at: Place, limit: u32) -> u32 {
-        let mut candidate = at.depth.min(limit);
-        if self.need == 0 || candidate == 0 {
-            return candidate;
-        }
-        let mut id = at.node;
-        let mut run = 0u32;
-        loop {
-            let node = &self.nodes[id];
-            if node.depth >= candidate - run && !node.is_root() {
-                // Nothing of this node is below the point reached.
-                id = node.parent;
-                continue;
-            }
-            if node.is_root() {
-                // Reached the start: a window is never longer than its prefix.
-                return if run == candidate { candidate } else { 0 };
-            }
-            if node.swa == 0 {
-                (candidate, run) = (node.depth, 0);
-                if candidate == 0 {
-                    return 0;
-                }
-                id = node.parent;
-                continue;
-            }
-            // Pages of this node below the point reached.
-            let mut skip = node.end() - (candidate - run);
-            for r in node.runs.iter().rev() {
-                if skip >= r.len {
-                    skip -= r.len;
-                    continue;
-                }
-                let mut i = r.len - skip;
-                skip = 0;
-                while i > 0 {
-                    let (bits, place) = self.slots.swa_bits(r.start + i - 1);
-                    let there = (place + 1).min(i);
-                    let bits = bits << (63 - place);
-                    let absent = bits.leading_zeros().min(there);
-                    if absent > 0 {
-                        candidate -= run + absent;
-                        run = 0;
-                        i -= absent;
-                        continue;
-                    }
-                    let present = (!bits).leading_zeros().min(there);
-                    run += present;
-                    i -= present;
-                    if run >= self.need_at(candidate) {
-                        return candidate;
-                    }
-                }
-            }
-            if candidate == 0 {
-                return 0;
-            }
-            id = node.parent;
-        }
     }
 }

@@ -99,7 +99,7 @@ pub struct Mirror {
 
 impl Mirror {
     fn entry(&mut self, key: PageKey) -> &mut SnapshotPage {
-        let empty = SnapshotPage { key, parent: [0; 32], full: false, swa: false, window_safe: false };
+        let empty = SnapshotPage { key, parent: [0; 32], root: [0; 32], full: false, swa: false, window_safe: false };
         self.pages.entry(key).or_insert(empty)
     }
 
@@ -114,25 +114,20 @@ impl Mirror {
         assert_eq!(event.number, self.number + 1, "event numbers are consecutive");
         self.number = event.number;
         match event.kind {
-            EventKind::Stored { group, mut parent, keys } => {
+            EventKind::Stored { group, root, mut parent, keys } => {
                 assert!(!keys.is_empty(), "an event without keys");
                 for key in keys {
                     self.set(key, group, true);
-                    self.entry(key).parent = std::mem::replace(&mut parent, key);
+                    let page = self.entry(key);
+                    page.root = root;
+                    page.parent = std::mem::replace(&mut parent, key);
                 }
             }
             EventKind::Removed { group, keys } => keys.into_iter().for_each(|k| self.set(k, group, false)),
             EventKind::WindowSafe { keys } => keys.into_iter().for_each(|k| self.entry(k).window_safe = true),
             EventKind::WindowUnsafe { keys } => keys.into_iter().for_each(|k| self.entry(k).window_safe = false),
             EventKind::Cleared { root } => {
-                let mut gone = HashSet::from([root]);
-                let mut before = 0;
-                while before != gone.len() {
-                    before = gone.len();
-                    let below = self.pages.values().filter(|p| gone.contains(&p.parent)).map(|p| p.key);
-                    gone.extend(below.collect::<Vec<_>>());
-                }
-                self.pages.retain(|k, _| !gone.contains(k));
+                self.pages.retain(|_, page| page.root != root);
             }
         }
     }

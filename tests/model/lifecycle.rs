@@ -363,10 +363,7 @@ impl World {
         let max = if max.is_multiple_of(2) { usize::MAX } else { usize::from(max) };
         let drained = self.cache.drain_events(max);
         assert!(drained.events.len() <= max);
-        // Without a full group there are interior pages that no event names, so that a consumer cannot tell what was
-        // below a cleared root.
-        let cleared = drained.events.iter().any(|e| matches!(e.kind, EventKind::Cleared { .. }));
-        if !self.mirror.fold(drained) || (cleared && !self.setup.has_full()) {
+        if !self.mirror.fold(drained) {
             self.cache.drain_events(usize::MAX);
             self.mirror.resync(self.cache.snapshot());
         }

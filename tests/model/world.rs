@@ -195,6 +195,10 @@ impl World {
         if setup.has_swa() {
             let window = s.committed.saturating_sub(u64::from(setup.window));
             assert!(end == window || first <= window / page, "the SWA table begins at page {first}, inside the window");
+            // What heads and late publication need before the window; a fresh sequence has its window only.
+            let opened = (s.swa_write_from / page).saturating_sub(u64::from(setup.window).div_ceil(page));
+            let needed = window.saturating_sub(u64::from(setup.n_mtp)) / page;
+            assert!(first <= needed.max(opened), "SWA from page {first} on, positions before page {needed} are needed");
             assert_eq!(first + swa.len() as u64, end.div_ceil(page).max(first), "SWA pages cover committed + reserved");
             out.extend(swa.iter().zip(first..).map(|(id, logical)| (s.writer, logical, (Group::Swa, *id))));
             // O(W), whatever the length; the copies of `open` leave with the window that they were made for.

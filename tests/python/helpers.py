@@ -11,6 +11,8 @@ import pytest
 import mimo_cache
 
 Int32 = npt.NDArray[np.int32]
+NEXT = 2
+"""The step after the one that filled the cache of the fixture `cache`."""
 
 
 def plain(**changes: Any) -> mimo_cache.PrefixCache:
@@ -27,6 +29,22 @@ def tables(rows: int, width: int = 64) -> tuple[Int32, Int32, Int32, Int32]:
         np.zeros(rows, np.int32),
         np.zeros(rows, np.int32),
     )
+
+
+class FakeTensor:
+    """What the bindings see of a torch CPU tensor: no buffer of its own, an array that shares its memory."""
+
+    def __init__(self, values: Any) -> None:
+        self.values = values
+
+    def numpy(self) -> Any:
+        return self.values
+
+    def __array__(self, dtype: Any = None, copy: Any = None) -> Any:
+        return self.values
+
+
+FakeTensor.__module__ = "torch"
 
 
 class Steps:

@@ -63,6 +63,7 @@ class Resident:
     """What lookups can find on one page."""
 
     parent: bytes = b""
+    root: bytes = b""
     full: bool = False
     swa: bool = False
     window_safe: bool = False
@@ -90,10 +91,7 @@ class Mirror:
         if event.kind == "cleared":
             assert event.root is not None
             assert not keys
-            gone = {event.root}
-            while below := {key for key, page in self.pages.items() if page.parent in gone and key not in gone}:
-                gone |= below
-            self.pages = {key: page for key, page in self.pages.items() if key not in gone}
+            self.pages = {key: page for key, page in self.pages.items() if page.root != event.root}
             return
         assert keys, "an event names at least one page"
         parent = event.parent
@@ -108,7 +106,8 @@ class Mirror:
                 page.window_safe = event.kind == "window_safe"
             if event.kind == "stored":
                 assert parent is not None
-                page.parent, parent = parent, key
+                assert event.root is not None
+                page.parent, parent, page.root = parent, key, event.root
 
     def resync(self, snapshot: mimo_cache.Snapshot) -> None:
         """Starts again, as after a gap."""
@@ -124,7 +123,7 @@ class Mirror:
 
 
 def _resident(page: mimo_cache.SnapshotPage) -> Resident:
-    return Resident(page.parent, page.full, page.swa, page.window_safe)
+    return Resident(page.parent, page.root, page.full, page.swa, page.window_safe)
 
 
 def lookup(

@@ -18,8 +18,8 @@ import numpy as np
 import pytest
 
 import mimo_cache
-from helpers import Steps, plain, tables
-from mimo_cache import Geometry, Key, PrefixCache
+from helpers import FakeTensor, Steps, plain, tables
+from mimo_cache import Key
 
 
 def test_the_package_names_everything_it_exports() -> None:
@@ -127,22 +127,6 @@ def test_fill_takes_any_writable_int32_buffer_and_a_full_length_swa_table() -> N
     assert lens[0] == 21
 
 
-class FakeTensor:
-    """What the bindings see of a torch CPU tensor: no buffer of its own, an array that shares its memory."""
-
-    def __init__(self, values: Any) -> None:
-        self.values = values
-
-    def numpy(self) -> Any:
-        return self.values
-
-    def __array__(self, dtype: Any = None, copy: Any = None) -> Any:
-        return self.values
-
-
-FakeTensor.__module__ = "torch"
-
-
 def test_fill_writes_into_a_tensors_memory() -> None:
     cache = plain()
     seq = cache.request([1, 2, 3]).open()
@@ -151,82 +135,6 @@ def test_fill_writes_into_a_tensors_memory() -> None:
     cache.fill(1, [seq], FakeTensor(full), FakeTensor(swa), FakeTensor(base), FakeTensor(lens))
     assert full[0, 0] == seq.full_table()[0]
     assert lens[0] == 3
-
-
-def test_torch_tensors() -> None:
-    torch = pytest.importorskip("torch")
-    cache = plain()
-    assert cache.request(torch.arange(9)).tokens().tolist() == list(range(9))
-    with pytest.raises(mimo_cache.InvalidArgument):
-        cache.request(torch.arange(9.0))
-    seq = cache.request(torch.arange(9, dtype=torch.int32)).open()
-    seq.reserve(9)
-    full, swa = torch.zeros(1, 8, dtype=torch.int32), torch.zeros(1, 8, dtype=torch.int32)
-    base, lens = torch.zeros(1, dtype=torch.int32), torch.zeros(1, dtype=torch.int32)
-    cache.fill(1, [seq], full, swa, base, lens)
-    assert full[0, :3].tolist() == seq.full_table().tolist()
-    assert lens.tolist() == [9]
-
-
-BASE = np.array([1, 2, 2**31 - 1, 5], np.int64)
-
-
-@pytest.mark.parametrize(
-    "tokens",
-    [
-        BASE.tolist(),
-        tuple(BASE.tolist()),
-        [np.int64(1), np.uint8(2), 2**31 - 1, np.int32(5)],
-        BASE,
-        BASE.astype(np.int32),
-        BASE.astype(np.uint32),
-        BASE.astype(np.uint64),
-        BASE.astype(">i8"),
-        BASE.astype(">u4"),
-        np.repeat(BASE, 3)[::3],
-        np.repeat(BASE.astype(np.int32), 2)[::2],
-        BASE[::-1].copy()[::-1],
-        np.stack([BASE, BASE]).T[:, 0],
-        array.array("I", BASE.tolist()),
-        array.array("q", BASE.tolist()),
-        memoryview(array.array("I", BASE.tolist())),
-        # Their buffers come without strides.
-        (ctypes.c_int32 * 4)(*BASE.tolist()),
-        (ctypes.c_uint64 * 4)(*BASE.tolist()),
-        np.frombuffer(b"\0" + BASE.astype(np.int32).tobytes(), np.int32, offset=1),
-        FakeTensor(BASE),
-    ],
-    ids=str,
-)
-def test_tokens_in_every_form_are_the_same_tokens(tokens: Any) -> None:
-    cache = plain(page_size=1, window=0, n_mtp=0)
-    request = cache.request(tokens)
-    assert request.tokens().tolist() == BASE.tolist()
-    Steps(cache).serve(BASE)
-    assert cache.peek(tokens).full_kv_match == 4
-    assert request.peek().full_kv_match == 4
-
-
-@pytest.mark.parametrize("dtype", [np.int8, np.uint8, np.int16, np.uint16])
-def test_narrow_integers_are_tokens_too(dtype: Any) -> None:
-    assert plain().request(np.arange(100, dtype=dtype)).tokens().tolist() == list(range(100))
-
-
-def test_token_ids_may_use_all_of_32_bits() -> None:
-    cache = plain(page_size=2, window=0, n_mtp=0)
-    high = [2**32 - 1, 2**31, 7, 8]
-    Steps(cache).serve(high)
-    assert cache.peek(np.array(high, np.uint32)).full_kv_match == 4
-    # The same bits as int32 are negative ids, although they equal what is stored.
-    with pytest.raises(mimo_cache.InvalidArgument, match="-1 at index 0"):
-        cache.peek(np.array(high, np.uint32).view(np.int32))
-
-
-def test_negative_ids_are_found_behind_what_matches() -> None:
-    cache = plain(page_size=2, window=0, n_mtp=0)
-    Steps(cache).serve([1, 2, 3, 4])
-    with pytest.raises(mimo_cache.InvalidArgument, match="-5 at index 6"):
-        cache.peek(np.array([1, 2, 3, 4, 9, 9, -5], np.int32))
 
 
 def test_keys_separate_and_hash() -> None:
@@ -341,6 +249,21 @@ def test_copies_can_run_outside_a_step() -> None:
     with pytest.raises(mimo_cache.StepOrderError):
         cache.move_done(move)
     cache.check_integrity()
+
+
+def test_copies_for_forks_that_ended_are_forgotten() -> None:
+    """A fork of a fork, none of which ever ran: the copies between them hold nothing once all have ended."""
+    cache = plain()
+    parent = cache.request(list(range(10))).open(8)
+    Steps(cache).run(parent, 10, [50])
+    (child,) = parent.fork(1)
+    parent.abort()
+    (grandchild,) = child.fork(1)
+    child.abort()
+    grandchild.abort()
+    stats = cache.stats()
+    assert stats.swa.private == stats.full.private == stats.swa.promised == 0
+    assert cache.take_copies() is None
 
 
 def test_out_of_pages_tells_everything_and_changes_nothing() -> None:
@@ -465,57 +388,6 @@ def test_stats_and_dumps() -> None:
     assert all(getattr(stats.swa, name) == value for name, value in stats.swa.as_dict().items())
     assert "PROMPT_END" in cache.dump()
     assert cache.dump(format="dot").startswith("digraph")
-
-
-def test_a_cache_from_a_geometry() -> None:
-    geometry = Geometry.preset("mimo-v2.5-pro")
-    cache = PrefixCache(geometry, full_pages=100, swa_pages=60, scratch_pages=20, retention="prompt_end+sup2")
-    assert (cache.page_size, cache.window, cache.n_mtp) == (64, 128, 3)
-    assert (cache.full_pages, cache.swa_pages, cache.scratch_pages) == (100, 60, 20)
-    assert cache.geometry == geometry
-    assert cache.swa_width(8192) == 132
-    assert plain().geometry is None
-    uniform = PrefixCache(Geometry.preset("uniform", page_size=16), full_pages=10)
-    assert (uniform.window, uniform.n_mtp, uniform.swa_width(100)) == (0, 0, 0)
-    seq = uniform.request(list(range(20))).open()
-    seq.reserve(20)
-    uniform.fill(1, [seq], np.zeros((1, 2), np.int32), None, None, np.zeros(1, np.int32))
-
-
-def test_geometry_numbers() -> None:
-    pro = Geometry.preset("mimo-v2.5-pro", tp_size=8, tp_rank=3)
-    assert pro.full is not None
-    assert pro.swa is not None
-    assert (pro.full.token_bytes, pro.swa.trunk_token_bytes, pro.swa.mtp_token_bytes) == (51_200, 307_200, 15_360)
-    assert (pro.full.rank_heads, pro.full.shards, pro.full.replication) == ((3, 4), 8, 1)
-    assert (pro.window, pro.window_keys, pro.mtp_heads, pro.checkpoint_in_full_tokens) == (128, 129, 3, 768)
-    assert pro.fingerprint == Geometry.preset("mimo-v2.5-pro").fingerprint
-    assert pro.fingerprint != Geometry.preset("mimo-v2.5-pro", kv_dtype="fp8_e4m3").fingerprint
-    assert set(Geometry.PRESETS) >= {"mimo-v2-flash", "mimo-v2.5", "mimo-v2.5-pro", "uniform"}
-    own = Geometry(name="m", layers=["full", "swa"], full=(2, 8, 8), swa=(2, 8, 8), window_keys=5, page_size=2)
-    assert (own.window, own.checkpoint_pages, own.layers) == (4, 2, ["full", "swa"])
-    assert hash(own) == hash(
-        Geometry(name="m", layers=("full", "swa"), full=(2, 8, 8), swa=(2, 8, 8), window_keys=5, page_size=2)
-    )
-
-
-def test_geometry_from_a_config(tmp_path: Any) -> None:
-    config = {
-        "model_type": "llama",
-        "num_hidden_layers": 2,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "hidden_size": 32,
-        "head_dim": 8,
-        "torch_dtype": "bfloat16",
-    }
-    geometry = Geometry.from_config(config)
-    assert geometry.full is not None
-    assert geometry.full.token_bytes == 2 * 2 * 16 * 2
-    path = tmp_path / "config.json"
-    path.write_text(__import__("json").dumps(config))
-    assert Geometry.from_file(path) == Geometry.from_file(str(path)) == geometry
-    assert Geometry.from_config(path.read_bytes()) == Geometry.from_config(path.read_text()) == geometry
 
 
 def test_calls_are_cheap() -> None:

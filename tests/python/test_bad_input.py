@@ -4,7 +4,6 @@ One test for each line of what callers get wrong; `refused` compares statistics 
 """
 
 import ctypes
-import os
 from collections.abc import Callable
 from typing import Any
 
@@ -12,28 +11,10 @@ import numpy as np
 import pytest
 
 import mimo_cache
-from helpers import Steps, plain, refused, tables
-from mimo_cache import Geometry, InvalidArgument, Key, OutOfPages, PrefixCache, SequenceStateError, StepOrderError
+from helpers import NEXT, Steps, plain, refused, tables
+from mimo_cache import InvalidArgument, Key, OutOfPages, PrefixCache, SequenceStateError, StepOrderError
 
 IDS = "0 to 4294967295"
-NEXT = 2
-"""The step after the one that filled the cache of these tests."""
-
-
-@pytest.fixture
-def cache() -> PrefixCache:
-    """A cache with something in it, so that damage would show."""
-    cache = plain()
-    Steps(cache).serve(list(range(40)), chunk=40)
-    return cache
-
-
-@pytest.fixture
-def seq(cache: PrefixCache) -> mimo_cache.Sequence:
-    """An open sequence with four reserved slots."""
-    seq = cache.request([*range(40), 1, 2, 3]).open(credit=8)
-    seq.reserve(4)
-    return seq
 
 
 class Awkward:
@@ -428,150 +409,6 @@ def test_commit_many_is_all_or_nothing(cache: PrefixCache, seq: mimo_cache.Seque
         assert (other.committed, seq.committed) == (0, 40)
 
 
-PLAIN: list[tuple[str, dict[str, Any], str]] = [
-    ("no pools", {"full_pages": 0, "swa_pages": 0, "scratch_pages": 0, "n_mtp": 0}, "at least one pool"),
-    ("page 0", {"page_size": 0}, "page_size is 0"),
-    ("page 3", {"page_size": 3}, "power of two"),
-    ("page 2048", {"page_size": 2048}, "1 to 1024"),
-    ("window", {"window": 2**21}, "window is 2097152"),
-    ("mtp", {"n_mtp": 9}, "n_mtp is 9"),
-    ("mtp without SWA", {"swa_pages": 0, "scratch_pages": 0}, "n_mtp is 1"),
-    ("scratch without SWA", {"swa_pages": 0, "n_mtp": 0}, "scratch_pages"),
-    ("no room for a window", {"swa_pages": 17}, "swa_pages"),
-    ("scratch beyond the pool", {"scratch_pages": 65}, "scratch_pages"),
-    ("negative", {"full_pages": -1}, "full_pages is -1"),
-    ("too large", {"full_pages": 2**32}, "full_pages is 4294967296"),
-    ("larger than ids", {"full_pages": 2**31}, "at most"),
-    ("text", {"swa_pages": "8"}, "swa_pages is '8'"),
-    ("retention", {"retention": "everything"}, "prompt_end"),
-    ("empty retention", {"retention": ""}, "prompt_end"),
-    ("retention kind", {"retention": 5}, "a str"),
-    ("policy", {"policy": "fifo"}, "lru"),
-    ("events", {"events": -1}, "events is -1"),
-    ("many events", {"events": 2**30}, "at most"),
-    ("ghosts", {"ghosts": 1.5}, "ghosts is 1.5"),
-    ("seed", {"seed": 2**64}, "seed"),
-    ("pins", {"max_pinned_pages": -1}, "max_pinned_pages"),
-    ("weights", {"weights": 5}, "bytes or str"),
-]
-
-
-@pytest.mark.parametrize(("changes", "words"), [case[1:] for case in PLAIN], ids=[case[0] for case in PLAIN])
-def test_layouts_that_cannot_be(changes: dict[str, Any], words: str) -> None:
-    with pytest.raises(InvalidArgument, match=words):
-        plain(**changes)
-
-
-def test_pools_and_geometry_must_agree() -> None:
-    pro, uniform = Geometry.preset("mimo-v2.5-pro"), Geometry.preset("uniform")
-    sizes: dict[str, Any] = {"full_pages": 100, "swa_pages": 100}
-    for zero, words in (("full_pages", "full_pages is 0, allowed is at least 1"), ("swa_pages", "swa_pages is 0")):
-        with pytest.raises(InvalidArgument, match=words):
-            PrefixCache(pro, **{**sizes, zero: 0})
-    with pytest.raises(InvalidArgument, match="swa_pages is 100, allowed is 0"):
-        PrefixCache(uniform, **sizes)
-    wrong: list[Any] = [None, "mimo-v2.5-pro", {}, 64]
-    for geometry in wrong:
-        with pytest.raises(InvalidArgument, match=r"PrefixCache\.plain"):
-            PrefixCache(geometry, full_pages=1)
-
-
-CONFIG: dict[str, Any] = {"num_hidden_layers": 2, "num_attention_heads": 4, "hidden_size": 32}
-
-
-@pytest.mark.parametrize(
-    "config",
-    [
-        "",
-        "{",
-        "[]",
-        "null",
-        b"\xff\xfe",
-        {},
-        {"num_hidden_layers": 2},
-        CONFIG | {"num_hidden_layers": 0},
-        CONFIG | {"num_hidden_layers": -1},
-        CONFIG | {"num_hidden_layers": 10**9},
-        CONFIG | {"num_hidden_layers": "two"},
-        CONFIG | {"num_key_value_heads": 0},
-        CONFIG | {"layer_types": ["full_attention"]},
-        CONFIG | {"layer_types": ["full_attention", "sideways"]},
-        CONFIG | {"layer_types": ["full_attention", "sliding_attention"]},
-        CONFIG | {"head_dim": object()},
-    ],
-    ids=str,
-)
-def test_configs_with_missing_or_contradictory_fields(config: Any) -> None:
-    with pytest.raises(mimo_cache.ConfigError):
-        Geometry.from_config(config)
-
-
-@pytest.mark.parametrize("config", [None, 5, ["a"], bytearray(b"{}")])
-def test_configs_of_a_wrong_kind(config: Any) -> None:
-    with pytest.raises(InvalidArgument, match="config"):
-        Geometry.from_config(config)
-
-
-def test_geometry_arguments(tmp_path: Any) -> None:
-    bad: list[dict[str, Any]] = [
-        {"page_size": 3},
-        {"page_size": "64"},
-        {"tp_size": 3},
-        {"tp_rank": 1},
-        {"tp_size": 2, "tp_rank": -1},
-        {"kv_dtype": "int4"},
-        {"kv_dtype": 5},
-        {"layer_range": (5, 5)},
-        {"layer_range": (0, 71)},
-        {"layer_range": [0, 5]},
-        {"layer_range": (0,)},
-        {"layout": 0},
-        {"extent_pages": 0},
-    ]
-    for changes in bad:
-        with pytest.raises((mimo_cache.ConfigError, InvalidArgument)):
-            Geometry.preset("mimo-v2.5-pro", **changes)
-    with pytest.raises(mimo_cache.ConfigError, match="mimo-v2-flash"):
-        Geometry.preset("mimo")
-    with pytest.raises(InvalidArgument):
-        Geometry.preset(None)  # type: ignore[arg-type]
-    good: dict[str, Any] = {
-        "name": "m",
-        "layers": ["full", "swa"],
-        "full": (2, 8, 8),
-        "swa": (2, 8, 8),
-        "window_keys": 5,
-    }
-    for changes in (
-        {"layers": []},
-        {"layers": ["full", "odd"]},
-        {"layers": "full"},
-        {"layers": [1]},
-        {"full": None},
-        {"full": (0, 8, 8)},
-        {"swa": (2, 8)},
-        {"swa": [2, 8, 8]},
-        {"window_keys": 0},
-        {"mtp_heads": 1},
-        {"mtp_heads": 99},
-        {"name": ""},
-        {"name": 5},
-        {"dtype": "int8"},
-    ):
-        with pytest.raises((mimo_cache.ConfigError, InvalidArgument)):
-            Geometry(**{**good, **changes})
-    with pytest.raises(mimo_cache.FileError, match="nowhere"):
-        Geometry.from_file(tmp_path / "nowhere.json")
-    with pytest.raises(mimo_cache.FileError):
-        Geometry.from_file(tmp_path)
-    with pytest.raises(InvalidArgument):
-        Geometry.from_file(5)  # type: ignore[arg-type]
-    huge = tmp_path / "huge.json"
-    huge.write_bytes(b" " * (8 << 20))
-    with pytest.raises(mimo_cache.ConfigError):
-        Geometry.from_file(huge)
-
-
 def test_dump_formats(cache: PrefixCache) -> None:
     bad: tuple[Any, ...] = ("svg", "", 5)
     for value in bad:
@@ -600,76 +437,3 @@ def test_chunks_larger_than_the_scratch() -> None:
     with refused(cache, OutOfPages):
         seq.reserve(most + 1)
     seq.reserve(most)
-
-
-def test_an_object_that_changes_its_mind(cache: PrefixCache) -> None:
-    """Conversions may run any code; it meets the cache between calls, never inside one."""
-
-    class Sneaky:
-        def __index__(self) -> int:
-            cache.stats()
-            cache.request([5, 5, 5]).open().abort()
-            return 3
-
-    assert cache.request([Sneaky(), 2]).tokens().tolist() == [3, 2]  # type: ignore[list-item]
-
-    class Raising:
-        def __index__(self) -> int:
-            raise SystemError("no")
-
-    with refused(cache, InvalidArgument, "at index 0"):
-        cache.request([Raising()])  # type: ignore[list-item]
-
-
-def test_a_forked_child_is_refused(cache: PrefixCache, seq: mimo_cache.Sequence) -> None:
-    request = cache.request([1, 2, 3])
-    calls: list[Callable[[], object]] = [
-        lambda: cache.peek([1]),
-        lambda: cache.request([1]),
-        cache.stats,
-        cache.check_integrity,
-        request.peek,
-        request.open,
-        lambda: request.opened,
-        request.tokens,
-        lambda: seq.committed,
-        lambda: seq.report,
-        lambda: seq.commit(0),
-        seq.finish,
-        lambda: cache.fill(NEXT, [seq], *tables(1)),
-        lambda: cache.retire(1),
-        lambda: cache.commit_many([], [], []),
-        lambda: cache.explain([1]),
-        cache.drain_events,
-        cache.snapshot,
-        cache.dump,
-        cache.clear,
-        cache.take_copies,
-    ]
-    pid = os.fork()
-    if pid == 0:
-        code = 0
-        try:
-            for at, call in enumerate(calls, 1):
-                try:
-                    call()
-                    code = at
-                except mimo_cache.ForkedProcessError as error:
-                    code = code or (0 if "parent" in str(error) else 200)
-            code = code or (0 if "parent" in repr(seq) else 201)
-            try:
-                with seq:
-                    raise ZeroDivisionError
-            except ZeroDivisionError:
-                pass
-            calls.clear()
-            del seq, request, cache  # Destructors leave the parent's locks alone.
-            own = plain()
-            Steps(own).serve(list(range(9)))
-            own.check_integrity()
-        except BaseException:
-            code = code or 250
-        os._exit(code)
-    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
-    seq.commit(3)
-    cache.check_integrity()

@@ -14,7 +14,6 @@ import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
-    RuleBasedStateMachine,
     initialize,
     invariant,
     precondition,
@@ -24,52 +23,11 @@ from hypothesis.stateful import (
 
 import mimo_cache
 from engine import Engine, Story, Track
-from key_vectors import root_key
-from reference import Layout, Mirror, lookup
-
-SALTS = (b"", b"s", b"other")
-WEIGHTS = (b"", b"w1")
-RETENTION = (
-    "prompt_end+branch",
-    "prompt_end",
-    "prompt_end+branch+seq_end",
-    "branch+seq_end+sup1",
-    "branch+stride4+sup2",
-    "branch+seq_end+dense2:16+stride8+sup1",
-)
-SMALL = st.integers(0, 255)
-PROMPT = st.tuples(SMALL, SMALL, SMALL, st.integers(0, 31))
-Prompt = tuple[int, int, int, int]
-"""Which old story it begins like, how much of it, the tail that follows, and flags for key and span."""
+from reference import Layout, Mirror
+from world import PROMPT, SALTS, SMALL, WEIGHTS, Prompt, World, layouts
 
 
-@st.composite
-def layouts(draw: st.DrawFn) -> Layout:
-    """The sweep: page 1 to 4, W 0 to 8, 0 to 3 MTP heads, one group or both, pools from tiny to roomy."""
-    groups = draw(st.sampled_from(["both", "both", "both", "full", "swa"]))
-    has_swa = groups != "full"
-    sizes: dict[str, Any] = {
-        "page_size": draw(st.sampled_from([1, 2, 4])),
-        "window": draw(st.integers(0, 8)),
-        "n_mtp": draw(st.integers(0, 3)) if has_swa else 0,
-    }
-    scratch = draw(st.sampled_from([0, 1, 4, 8])) if has_swa else 0
-    probe = Layout(**sizes, drafts=0, full_pages=0, swa_pages=0, scratch_pages=0)
-    windows = probe.quota * draw(st.sampled_from([1, 2, 2, 3, 5])) + draw(st.integers(0, 6))
-    return Layout(
-        **sizes,
-        drafts=draw(st.integers(0, 3)),
-        full_pages=0 if groups == "swa" else draw(st.integers(3, 48)),
-        swa_pages=windows + scratch if has_swa else 0,
-        scratch_pages=scratch,
-        retention=draw(st.sampled_from(RETENTION)),
-        events=draw(st.sampled_from([4096, 4096, 3, 0])),
-        ghosts=draw(st.sampled_from([0, 4, 64])),
-        alphabet=draw(st.sampled_from([2, 2, 3, 50])),
-    )
-
-
-class Machine(RuleBasedStateMachine):
+class Machine(World):
     """One cache and everything that may happen to it. Numbers are taken modulo what is there."""
 
     @initialize(layout=layouts(), prompts=st.lists(PROMPT, max_size=4))
@@ -85,64 +43,6 @@ class Machine(RuleBasedStateMachine):
         self.namespaces: dict[tuple[int, int], int] = {}
         for prompt in prompts:
             self.serve(prompt, chunk=8, accept=1, late=1, out=4)
-
-    # What operations choose from
-
-    def story(self, prompt: Prompt) -> Story:
-        """The beginning of an old story and a tail that many share."""
-        base, keep, tail, flags = prompt
-        if self.stories:
-            old = self.stories[base % len(self.stories)]
-            cut = min(len(old.tokens), self.engine.longest - 1) * min(keep, 200) // 200
-            if keep % 4:  # Mostly at a boundary, where pages are shared and MTP rows go stale.
-                cut -= cut % self.layout.page_size
-            story = old.cut(cut)
-        else:
-            story = Story([])
-        story.weights = self.weights
-        if not story.tokens:
-            story.key = flags % 8 % 3
-        start = len(story.tokens)
-        for i in range(min(1 + tail % (5 * self.layout.page_size + 2), self.engine.longest - start)):
-            story.tokens.append((base + i * (tail % 2)) % self.layout.alphabet)
-        if flags >= 28:
-            at = start + tail % (len(story.tokens) - start)
-            story.spans.append((at, 1 + base % (len(story.tokens) - at), bytes([keep % 2]) * 32))
-        return story
-
-    def open_tracks(self) -> list[Track]:
-        return [track for track in self.engine.tracks if not track.parked]
-
-    def pick(self, number: int) -> Track | None:
-        tracks = self.open_tracks()
-        return tracks[number % len(tracks)] if tracks else None
-
-    def masked(self, mask: int) -> list[Track]:
-        return [track for i, track in enumerate(self.open_tracks()) if mask >> i % 8 & 1]
-
-    def found(self, story: Story) -> tuple[int, int]:
-        """p and q by brute force."""
-        roots = [
-            root_key(bytes(32), WEIGHTS[story.weights], b"", SALTS[story.key], generation)
-            for generation in range(self.clears, -1, -1)
-        ]
-        return lookup(self.cache.snapshot(), roots, story.tokens, story.spans, self.layout)
-
-    def check_match(self, match: mimo_cache.Match | mimo_cache.Report, want: tuple[int, int]) -> None:
-        assert match.usable == want[1], f"the residency allows {want}, the lookup found {match}"
-        if self.layout.full_pages:
-            assert match.full_kv_match == want[0], f"the residency allows {want}, the lookup found {match}"
-        else:
-            assert match.full_kv_match >= want[0]
-
-    def check_report(self, report: mimo_cache.Report, tokens: int, want: tuple[int, int]) -> None:
-        self.check_match(report, want)
-        page, p, q, misses = self.layout.page_size, report.full_kv_match, report.usable, report.misses
-        resumable, whole = min(p, tokens - 1) // page * page, tokens // page * page
-        assert report.prompt_tokens == tokens == q + sum(misses.values())
-        assert (misses["window"], misses["last_token"]) == (resumable - q, p - resumable)
-        assert misses["partial_page"] == tokens - whole
-        assert report.promised == report.delivered == q
 
     # Lookups and the lives of sequences
 
@@ -210,13 +110,6 @@ class Machine(RuleBasedStateMachine):
         )
         self.engine.tracks.append(track)
         return track
-
-    def refused(self, short: mimo_cache.OutOfPages, before: mimo_cache.Stats) -> None:
-        assert self.cache.stats() == before, f"a refused call changed something: {short}"
-        assert short.needed > 0
-        pool = before.full if short.pool == "full" else before.swa
-        assert short.total <= pool.total
-        assert str(short.needed) in str(short)
 
     @rule(
         prompt=PROMPT, chunk=st.integers(1, 12), accept=st.integers(0, 3), late=st.integers(0, 2), out=st.integers(0, 6)

@@ -111,8 +111,9 @@ def test_short_calls_keep_the_gil() -> None:
             assert sorted(ticker.during(call) for _ in range(20))[10] == 0, f"{name} released the GIL"
 
 
+@pytest.mark.usefixtures("patient")
 def test_a_waiting_call_lets_others_run(big: tuple[PrefixCache, Any]) -> None:
-    """While one thread walks, a second that wants the same cache waits without the GIL, so that a third can work."""
+    """A short call on a cache that another thread walks waits without the GIL, so that a third thread can work."""
     cache, tokens = big
     done = threading.Event()
 
@@ -120,18 +121,17 @@ def test_a_waiting_call_lets_others_run(big: tuple[PrefixCache, Any]) -> None:
         while not done.is_set():
             cache.peek(tokens)
 
-    walker, waiter = threading.Thread(target=walk), threading.Thread(target=lambda: [cache.stats() for _ in range(20)])
+    walker = threading.Thread(target=walk)
     with Ticker() as ticker:
         walker.start()
-        before = ticker.ticks
-        waiter.start()
-        waiter.join(60)
-        ticks = ticker.ticks - before
-    done.set()
-    walker.join(60)
+        ticks = []
+        for _ in range(50):
+            time.sleep(0.0005)  # The walker walks now, most of the time.
+            ticks.append(ticker.during(cache.stats))
+        done.set()
+        walker.join(60)
     assert not walker.is_alive()
-    assert not waiter.is_alive()
-    assert ticks > 20
+    assert max(ticks) > 0
 
 
 def test_many_threads_at_once() -> None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import mimo_cache
 import numpy as np
 import numpy.typing as npt
+
+import mimo_cache
 from mimo_cache.bench.scenarios import CHUNK, LONG_PROMPT, PAGE, WINDOW, Tokens
 
 SCRATCH_PAGES = CHUNK // PAGE + 2

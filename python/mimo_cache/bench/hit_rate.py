@@ -21,11 +21,20 @@ class HitRate:
     full_kv: float
 
 
-def run(swa_tokens: int, scale: float, *, inside: bool, decoded: bool = False) -> HitRate:
+RETENTION = "prompt_end+branch+sup1"
+"""Of a conversation's ends the newest is kept, and an older one goes once a later turn went on from it: in this
+scenario every conversation goes on from its newest end only."""
+DECODED = "prompt_end+seq_end+branch+sup1"
+"""The same where a turn's second half is output: its end counts as an end too."""
+
+
+def run(
+    swa_tokens: int, scale: float, *, inside: bool = False, decoded: bool = False, retention: str = RETENTION
+) -> HitRate:
     """One pool size.
 
     `inside`: the running chunk's scratch is part of the SWA pool. `decoded`: the second half of a turn is the model's
-    output, not prompt, and its end is kept too (`seq_end`).
+    output, not prompt.
     """
     full_pages = sc.HIT_RATE_FULL_TOKENS // sc.PAGE
     engine = Engine(
@@ -33,7 +42,7 @@ def run(swa_tokens: int, scale: float, *, inside: bool, decoded: bool = False) -
             full_pages,
             swa_tokens // sc.PAGE,
             scratch_pages=SCRATCH_PAGES if inside else None,
-            retention="prompt_end+seq_end+branch" if decoded else "prompt_end+branch",
+            retention=retention,
         )
     )
     cache = engine.cache

@@ -10,6 +10,7 @@ import ctypes
 from dataclasses import dataclass
 
 import numpy as np
+
 from mimo_cache.bench import scenarios as sc
 from mimo_cache.bench.engine import Engine, plain_cache
 from mimo_cache.bench.timing import available_bytes, cpu_ns, last_level_cache_bytes, per_call_us, say

@@ -1,4 +1,4 @@
-"""Resident memory of many cached tokens, in a process of its own: `python -m mimo_cache.bench.memory TOKENS`."""
+"""Resident memory of many cached tokens, in a process of its own."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from mimo_cache.bench.timing import resident_bytes
 
 def bytes_per_token(tokens: int) -> float:
     """Measures in a fresh process."""
-    command = [sys.executable, "-m", "mimo_cache.bench.memory", str(tokens)]
+    code = f"import json; from mimo_cache.bench import memory; print(json.dumps(memory.measure({tokens})))"
+    command = [sys.executable, "-c", code]
     done = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True)
     return float(json.loads(done.stdout.splitlines()[-1])["bytes_per_token"])
 
@@ -34,7 +35,3 @@ def measure(tokens: int) -> dict[str, float]:
     if cached < pages:
         raise RuntimeError(f"{cached} pages are cached, expected at least {pages}")
     return {"bytes_per_token": (resident_bytes() - before) / (pages * sc.PAGE), "tokens": pages * sc.PAGE}
-
-
-if __name__ == "__main__":
-    print(json.dumps(measure(int(sys.argv[1]))))

@@ -63,7 +63,8 @@ def _turn(options: Options, peer: Peer) -> list[Figure]:
         runs.append(turn.run(options.scale))
     out = [figure("turn", "us", [r["turn"] for r in runs]).versus(*peer.value("a", "turn"))]
     out += [figure(f"turn_{part}", "us", [r[part] for r in runs]) for part in turn.PARTS]
-    bytes_per_token = figure("turn_bytes_per_token", "B", [r["bytes_per_token"] for r in runs])
+    # Later runs reuse the memory of the first.
+    bytes_per_token = Figure("turn_bytes_per_token", "B", runs[0]["bytes_per_token"])
     return [*out, bytes_per_token.versus(*peer.value("a", "bytes_per_token"))]
 
 
@@ -124,12 +125,14 @@ def _hit_rate(options: Options, peer: Peer) -> list[Figure]:
     for share, tokens in sc.HIT_RATE_SWA_TOKENS.items():
         name = f"hit_rate_{share.split()[0]}"
         # A hit rate is a function of the tokens, not of the machine: one run tells all.
-        outside = hit_rate.run(tokens, options.scale, inside=False)
+        outside = hit_rate.run(tokens, options.scale)
         out.append(Figure(name, "1", outside.usable).versus(*peer.value("hit_rate", share)))
         out.append(Figure(f"{name}_full_kv", "1", outside.full_kv))
         inside = hit_rate.run(tokens, options.scale, inside=True)
         out.append(Figure(f"{name}_scratch_inside", "1", inside.usable).versus(*peer.value("hit_rate", share)))
-        decoded = hit_rate.run(tokens, options.scale, inside=False, decoded=True)
+        default = hit_rate.run(tokens, options.scale, retention="prompt_end+branch")
+        out.append(Figure(f"{name}_default_retention", "1", default.usable))
+        decoded = hit_rate.run(tokens, options.scale, decoded=True, retention=hit_rate.DECODED)
         out.append(Figure(f"{name}_half_decoded", "1", decoded.usable))
     return out
 
