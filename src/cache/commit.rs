@@ -5,7 +5,7 @@ use super::{Cache, Commit, Group, SeqId};
 use crate::error::{Error, Result};
 use crate::policy::{NIL, kind};
 use crate::pool::{Computed, Full, Page};
-use crate::tree::{Query, WalkPlace};
+use crate::tree::{Checkpoint, Query, WalkPlace};
 use smallvec::SmallVec;
 
 /// What may happen to a page that the tree already has.
@@ -148,7 +148,7 @@ impl Cache {
             let tenant = seq.tenant;
             let want = u64::from(target - seq.leased);
             if self.tree.has_full && room < want {
-                self.tree.evict_tenant_full(tenant, (want - room).min(1 << 30) as u32);
+                self.tree.evict_tenant_full(tenant, want);
             }
             let room = if self.tree.has_full { self.tree.share_left(tenant).0 } else { u64::MAX };
             let count = self.unshared_full(index, want.min(room) as u32);
@@ -284,7 +284,7 @@ impl Cache {
         if let Some(n) = holes {
             let room = self.tree.share_left(tenant).1;
             if n > room {
-                self.tree.evict_tenant_swa(tenant, n - room);
+                self.tree.evict_tenant_swa(tenant, n);
                 holes = self.holes(index, end - pages, &slots);
             }
         }
@@ -296,7 +296,7 @@ impl Cache {
         }
         let at = *slots.last().expect("a window has a page");
         let turn = self.seqs[index].report.turn;
-        self.tree.add_checkpoint(at, end, kinds, turn, pages);
+        self.tree.add_checkpoint(Checkpoint { slot: at, end, kinds, matched: false, turn, pages, pins: 0, tenant });
         let sup = self.config.retention.sup;
         if sup > 0 && kinds & (kind::PROMPT_END | kind::SEQ_END) != 0 {
             self.tree.supersede(node, end, sup);

@@ -59,6 +59,8 @@ pub struct Cache {
     weights: Arc<[u8]>,
     tree: Tree,
     seqs: Arena<Seq>,
+    /// Sequences that are open and not parked, in no order; each knows its place.
+    live: Vec<u32>,
     next_generation: u32,
     /// Full pages promised to open sequences and not taken yet.
     promised: u64,
@@ -119,6 +121,7 @@ impl Cache {
             weights: Arc::from(Vec::new()),
             tree,
             seqs: Arena::default(),
+            live: Vec::new(),
             next_generation: 0,
             promised: 0,
             quota: 0,
@@ -230,6 +233,7 @@ impl Cache {
         if usable == 0 {
             return Ok(0);
         }
+        while u64::from(usable) > self.tree.pin_room() && self.tree.end_pins() {}
         let room = self.tree.pin_room();
         if u64::from(usable) > room {
             return Err(Error::invalid("pages to pin", usable, format!("at most {room} more pinned pages")));
