@@ -155,11 +155,15 @@ impl Cache {
             if count == 0 {
                 return;
             }
-            let copied = self.unhold_full(index, count);
             for i in 0..count as usize * usize::from(self.tree.full.has_notes()) {
                 let note = self.seqs[index].own.get(i).and_then(|p| self.tree.full.take_note(p.id()));
                 self.inherit(index, note);
             }
+            if !self.may_publish(index) {
+                // It took over a page that a move may still write.
+                return;
+            }
+            let copied = self.unhold_full(index, count);
             let seq = &mut self.seqs[index];
             let query = Query { tokens: &seq.tokens, spans: &seq.spans };
             let own = &mut seq.own;
@@ -325,9 +329,15 @@ impl Cache {
         lacking.try_fold(0, |n, logical| self.has_rows(index, logical).then_some(n + 1))
     }
 
-    /// The sequence holds the SWA page, and its rows are there: no copy into it is still to be run.
+    /// The sequence holds the SWA page and all its rows are its own: no copy into it is still to be run, and of a page
+    /// copied at `open` all rows that look beyond its end were rebuilt, not only those inside the window.
     fn has_rows(&self, index: u32, logical: u32) -> bool {
-        let seq = &self.seqs[index];
+        let (seq, page) = (&self.seqs[index], self.page());
+        let end = u64::from(logical + 1) * page;
+        let rebuilt_from = seq.swa_from.saturating_sub(u64::from(self.tree.window));
+        if end <= seq.swa_from && end - u64::from(self.tree.n_mtp).min(page) < rebuilt_from {
+            return false;
+        }
         let id = logical.checked_sub(seq.swa_first).and_then(|i| seq.swa.get(i as usize)).map(SwaHold::id);
         id.is_some_and(|id| !self.pending.iter().any(|p| p.copy.group == Group::Swa && p.copy.dst == id))
     }
