@@ -297,8 +297,8 @@ impl Cache {
             pool: PoolName::Full,
             needed,
             free: u64::from(self.tree.full.free()),
-            quarantined: u64::from(self.tree.full.quarantined()),
-            evictable: u64::from(self.tree.full.cached()) - self.tree.leased_full(),
+            quarantined: u64::from(self.tree.full.quarantined()) + self.tree.waiting_full(),
+            evictable: self.tree.evictable_full(),
             promised: self.promised,
             total: u64::from(self.config.full_pages),
         })
@@ -309,8 +309,8 @@ impl Cache {
             pool: PoolName::Swa,
             needed,
             free: u64::from(self.tree.swa.free()),
-            quarantined: u64::from(self.tree.swa.quarantined()),
-            evictable: u64::from(self.tree.swa.cached()) - self.tree.leased_swa(),
+            quarantined: u64::from(self.tree.swa.quarantined()) + self.tree.waiting_swa(),
+            evictable: self.tree.evictable_swa(),
             promised: self.quota + self.copy_holds,
             total: self.swa_share(),
         })

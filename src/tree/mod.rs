@@ -316,6 +316,14 @@ impl Tree {
     pub(crate) fn leased_swa(&self) -> u64 {
         self.swa_leased
     }
+    /// Cached full pages without a lease whose step still runs.
+    pub(crate) fn waiting_full(&self) -> u64 {
+        self.pending_full
+    }
+    /// Cached SWA pages without a lease whose step still runs.
+    pub(crate) fn waiting_swa(&self) -> u64 {
+        self.swa_waiting
+    }
     /// Full pages that eviction could free at once.
     pub(crate) fn evictable_full(&self) -> u64 {
         u64::from(self.full.cached()) - self.leased_full - self.pending_full
