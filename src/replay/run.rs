@@ -317,7 +317,8 @@ impl Engine {
         }
         self.hit_tokens += hit;
         self.full_kv_tokens += m.full_kv_match;
-        add(&mut self.misses, &misses);
+        // The partial page stays out of a replay's sums.
+        self.misses.add(&Misses { partial_page: 0, ..misses });
         Ok(())
     }
 
@@ -340,16 +341,6 @@ impl Engine {
         self.cache.fill(self.step, &[seq], out)?;
         Ok(())
     }
-}
-
-/// Adds up causes; the partial page stays out.
-fn add(sum: &mut Misses, part: &Misses) {
-    sum.window += part.window;
-    sum.last_token += part.last_token;
-    sum.evicted += part.evicted;
-    sum.in_flight += part.in_flight;
-    sum.capacity += part.capacity;
-    sum.never_seen += part.never_seen;
 }
 
 #[cfg(test)]

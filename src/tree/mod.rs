@@ -14,8 +14,10 @@ pub mod ghost;
 mod integrity;
 mod lease;
 pub mod node;
+mod order;
 mod pins;
 mod publish;
+mod roots;
 mod shape;
 mod shares;
 mod slots;
@@ -28,7 +30,6 @@ pub use slots::{Run, Slots};
 pub use walk::{Cursor, Place as WalkPlace, Query};
 
 use crate::cache::types::{CacheConfig, PageKey};
-use crate::key::{Key, root_key};
 use crate::policy::{LruList, Policy};
 use crate::pool::chunk::{Arena, ChunkVec};
 use crate::pool::{Fence, Full, Pool, Stamp, Swa};
@@ -36,13 +37,11 @@ use children::ChildTable;
 use events::Events;
 use foldhash::fast::FixedState;
 use ghost::Ghosts;
-use node::{Node, Place};
+use node::Node;
 use pins::{Pin, PinKey};
 use shares::TenantLists;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// Cleared namespaces that are remembered one by one; one more clears them all, so that their memory is bounded.
-const MAX_GENERATIONS: usize = 1 << 20;
 /// Bytes of one of them: key, count, and the map around them.
 const GENERATION_BYTES: u64 = 64;
 
@@ -223,91 +222,6 @@ impl Tree {
         self.need.min(end)
     }
 
-    /// Root key of a namespace now, `clear` counted.
-    pub(crate) fn current_key(&self, base: &PageKey, weights: &[u8], key: &Key) -> PageKey {
-        let generation = self.generations.get(base).copied().unwrap_or(0) + self.cleared_all;
-        if generation == 0 { *base } else { root_key(&self.fingerprint, weights, key, generation) }
-    }
-
-    /// The attached root with this key.
-    pub(crate) fn find_root(&self, key: &PageKey) -> Option<u32> {
-        self.by_key.get(key).copied()
-    }
-
-    /// The attached root with this key, made when absent.
-    pub(crate) fn ensure_root(&mut self, key: PageKey) -> u32 {
-        if let Some(&root) = self.by_key.get(&key) {
-            return root;
-        }
-        let root = self.roots.insert(Root { key, node: 0, attached: true });
-        self.roots[root].node = self.nodes.insert(Node::new(crate::policy::NIL, root, 0, 0));
-        self.by_key.insert(key, root);
-        root
-    }
-
-    /// Forgets a root without pages and sequences.
-    fn prune_root(&mut self, root: u32) {
-        let r = &self.roots[root];
-        let node = &self.nodes[r.node];
-        if !node.is_leaf() || node.is_leased() {
-            return;
-        }
-        let r = self.roots.remove(root);
-        self.nodes.remove(r.node);
-        if r.attached {
-            self.by_key.remove(&r.key);
-        } else {
-            self.detached.retain(|&d| d != root);
-        }
-    }
-
-    fn detach(&mut self, root: u32) {
-        self.unpin_root(root);
-        // Without a full group nothing may be left once the pins are gone.
-        if self.roots.get(root).is_none() {
-            return;
-        }
-        let r = &mut self.roots[root];
-        r.attached = false;
-        self.by_key.remove(&r.key);
-        self.events.cleared(r.key);
-        self.detached.push(root);
-        self.prune_root(root);
-    }
-
-    /// Detaches one namespace: O(1) in its pages.
-    pub(crate) fn clear(&mut self, base: &PageKey, weights: &[u8], key: &Key) {
-        if let Some(root) = self.find_root(&self.current_key(base, weights, key)) {
-            self.detach(root);
-        }
-        let generation = self.generations.entry(*base).or_insert(0);
-        *generation += 1;
-        self.highest = self.highest.max(*generation);
-        for _ in 0..4 {
-            self.outdated.pop_first();
-        }
-        if self.generations.len() >= MAX_GENERATIONS {
-            self.clear_all();
-        }
-    }
-
-    /// Detaches every namespace. Generations of single ones start anew, above all there were.
-    pub(crate) fn clear_all(&mut self) {
-        for root in self.by_key.values().copied().collect::<Vec<_>>() {
-            self.detach(root);
-        }
-        self.cleared_all += 1;
-        if self.outdated.is_empty() {
-            self.cleared_all += std::mem::take(&mut self.highest);
-            self.outdated = std::mem::take(&mut self.generations);
-        }
-    }
-
-    /// False after `clear`: nothing below is published, matched or announced any more.
-    pub(crate) fn is_attached(&self, node: u32) -> bool {
-        self.roots[self.nodes[node].root].attached
-    }
-
     /// Full pages under a lease.
     pub(crate) fn leased_full(&self) -> u64 {
         self.leased_full
@@ -388,78 +302,5 @@ impl Tree {
             + self.swa_meta.bytes()
             + self.records.bytes()
             + (self.generations.len() + self.outdated.len()) as u64 * GENERATION_BYTES
-    }
-}
-
-/// Moves a node to where it belongs in the order of eviction.
-impl Tree {
-    fn take_from_order(&mut self, id: u32) {
-        let node = &mut self.nodes[id];
-        match node.place {
-            Place::None => return,
-            Place::Pending => self.pending_full -= u64::from(node.len) * u64::from(self.has_full),
-            Place::Evictable => self.disorder_node(id),
-            Place::Pinned => self.pinned.remove(id),
-        }
-        self.nodes[id].place = Place::None;
-        self.dead.remove(id);
-    }
-
-    /// Puts an unleased node at the young end; with a running step it waits first.
-    fn put_in_order(&mut self, id: u32) {
-        let node = &mut self.nodes[id];
-        debug_assert!(node.place == Place::None && !node.is_leased());
-        if node.is_root() {
-            return;
-        }
-        if !self.fence.is_retired(node.stamp) {
-            node.place = Place::Pending;
-            self.pending_full += u64::from(node.len) * u64::from(self.has_full);
-            self.tickets += 1;
-            node.ticket = self.tickets;
-            self.fence.bucket(node.stamp).nodes.push((id, self.tickets));
-            return;
-        }
-        if node.is_pinned() {
-            node.place = Place::Pinned;
-            self.pinned.insert(id);
-        } else {
-            node.place = Place::Evictable;
-            self.order_node(id);
-        }
-        self.update_dead(id);
-    }
-
-    /// A leaf whose last pages no checkpoint can make resumable goes before anything else.
-    fn update_dead(&mut self, id: u32) {
-        let node = &self.nodes[id];
-        let dead = self.need > 0
-            && self.has_full
-            && node.place == Place::Evictable
-            && node.is_leaf()
-            && node.ckpts.last().is_none_or(|&c| self.ckpts[c].end < node.end());
-        if !dead {
-            self.dead.remove(id);
-        } else if !self.dead.contains(id) {
-            self.dead.insert(id);
-        }
-    }
-
-    /// A step was retired: nodes that waited for it can be evicted.
-    pub(crate) fn step_retired(&mut self, nodes: Vec<(u32, u64)>, swa: Vec<u32>) {
-        for (id, ticket) in nodes {
-            let Some(node) = self.nodes.get(id) else { continue };
-            if node.place == Place::Pending && node.ticket == ticket {
-                self.take_from_order(id);
-                self.put_in_order(id);
-            }
-        }
-        for page in swa {
-            let meta = self.swa_meta.get_mut(page as usize);
-            if meta.waiting && self.fence.is_retired(meta.stamp) {
-                meta.waiting = false;
-                self.swa_waiting -= 1;
-            }
-        }
     }
 }
