@@ -35,9 +35,9 @@ pub struct OutOfPages {
     pub needed: u64,
     /// Pages on the free list that no sequence was promised.
     pub free: u64,
-    /// Pages that become free when running steps retire.
+    /// Pages that become free or evictable when running steps retire.
     pub quarantined: u64,
-    /// Cached pages without a lease.
+    /// Cached pages without a lease that no running step can touch.
     pub evictable: u64,
     /// Pages promised to open sequences and not taken yet.
     pub promised: u64,

@@ -116,6 +116,68 @@ fn a_shared_page_waits_for_the_steps_of_all_who_held_it() {
     w.close();
 }
 
+/// A page copied at `open` whose early rows were outside the reader's window had only its late MTP rows rebuilt. When
+/// the tree lost the original the copy was published in its place, with a record that promised all rows.
+#[test]
+fn a_copy_with_rows_outside_the_window_is_not_published() {
+    let mut setup = Setup::roomy(4, 5, 3);
+    (setup.swa_pages, setup.scratch) = (20, 6);
+    let mut w = World::new(setup);
+    let prompt = words(1, 8);
+    let reach = |w: &World| w.find(&join(&[&prompt, &words(50, 1)])).usable;
+    // Ends right after its only page, so that the page's record is short.
+    w.turn(&prompt[..4], 0);
+    w.turn(&join(&[&prompt, &words(2, 1)]), 0);
+    let (reader, report) = w.start(&join(&[&prompt, &words(3, 2)]), 9);
+    assert_eq!(report.matched.usable, 8);
+    w.prefill(reader, 16);
+    let mut topic = 10;
+    while reach(&w) > 0 {
+        w.turn(&words(topic, 9), 0);
+        topic += 1;
+    }
+    w.run(Op::Park { seq: 0, store: true });
+    w.audit();
+    for len in [5, 6, 7, 8] {
+        let (i, _) = w.start(&prompt[..len], 0);
+        w.prefill(i, 16);
+        w.abort(i);
+        w.audit();
+    }
+    w.close();
+}
+
+/// A page that a move still wrote was shared by count with a fork, which outlived its parent, published the page and
+/// ended; the tree knew nothing of the move.
+#[test]
+fn who_takes_over_a_page_waits_for_its_moves() {
+    let mut setup = Setup::roomy(2, 0, 0);
+    setup.full_pages = 14;
+    let mut w = World::new(setup);
+    let (i, _) = w.start(&words(1, 3), 6);
+    w.prefill(i, 8);
+    w.run(Op::Fork { seq: 0, m: 0, credit: 4 });
+    w.run(Op::TakeCopies);
+    w.audit();
+    w.decode(1, 2);
+    w.run(Op::Fork { seq: 1, m: 0, credit: 4 });
+    w.audit();
+    w.abort(1);
+    w.decode(1, 2);
+    w.finish(1);
+    w.abort(0);
+    w.audit();
+    let (n, _) = w.start(&words(2, 21), 0);
+    for _ in 0..12 {
+        w.step(&[n], Step { chunk: 2, accept: 0, seed: 0, compact: true, many: true });
+        w.retire();
+        w.audit();
+    }
+    w.run(Op::MoveDone { which: 0 });
+    w.prefill(n, 4);
+    w.close();
+}
+
 /// A fork of a fork, and then both end before any step: the copy into the first one's page stayed in the plan after its
 /// last reader had gone, and wrote over a page that was somebody else's by then.
 #[test]

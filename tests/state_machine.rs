@@ -26,7 +26,7 @@ fn run(setup: Setup, ops: Vec<Op>) {
 }
 
 proptest! {
-    #![proptest_config(cases(400))]
+    #![proptest_config(cases(3000))]
 
     /// Every layout, every operation.
     #[test]

@@ -8,9 +8,11 @@ contract that scripts depend on.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import NoReturn
 
 import mimo_cache
@@ -51,6 +53,10 @@ def _run(argv: list[str]) -> int:
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command with `argv` (default: the process's arguments) and returns its exit code."""
     words = list(sys.argv[1:] if argv is None else argv)
+    # A stream that was closed before the start is None; what goes there is lost, the exit code is not.
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, Path(os.devnull).open("w", encoding="utf-8"))  # noqa: SIM115  lives to the end
     try:
         code = _run(words)
         sys.stdout.flush()
@@ -59,7 +65,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 1
     except (mimo_cache.MimoCacheError, OSError) as error:
-        print(f"mimo-cache: {' '.join(str(error).split())}", file=sys.stderr)
+        # Where not even this can be said, the exit code says it.
+        with contextlib.suppress(OSError):
+            print(f"mimo-cache: {' '.join(str(error).split())}", file=sys.stderr, flush=True)
         return 2
     except KeyboardInterrupt:
         print("mimo-cache: interrupted", file=sys.stderr)

@@ -5,7 +5,7 @@ use super::{Cache, Commit, Group, SeqId};
 use crate::error::{Error, Result};
 use crate::policy::{NIL, kind};
 use crate::pool::{Computed, Full, Page};
-use crate::tree::{Query, WalkPlace};
+use crate::tree::{Checkpoint, Query, WalkPlace};
 use smallvec::SmallVec;
 
 /// What may happen to a page that the tree already has.
@@ -148,18 +148,22 @@ impl Cache {
             let tenant = seq.tenant;
             let want = u64::from(target - seq.leased);
             if self.tree.has_full && room < want {
-                self.tree.evict_tenant_full(tenant, (want - room).min(1 << 30) as u32);
+                self.tree.evict_tenant_full(tenant, want);
             }
             let room = if self.tree.has_full { self.tree.share_left(tenant).0 } else { u64::MAX };
             let count = self.unshared_full(index, want.min(room) as u32);
             if count == 0 {
                 return;
             }
-            let copied = self.unhold_full(index, count);
             for i in 0..count as usize * usize::from(self.tree.full.has_notes()) {
                 let note = self.seqs[index].own.get(i).and_then(|p| self.tree.full.take_note(p.id()));
                 self.inherit(index, note);
             }
+            if !self.may_publish(index) {
+                // It took over a page that a move may still write.
+                return;
+            }
+            let copied = self.unhold_full(index, count);
             let seq = &mut self.seqs[index];
             let query = Query { tokens: &seq.tokens, spans: &seq.spans };
             let own = &mut seq.own;
@@ -280,7 +284,7 @@ impl Cache {
         if let Some(n) = holes {
             let room = self.tree.share_left(tenant).1;
             if n > room {
-                self.tree.evict_tenant_swa(tenant, n - room);
+                self.tree.evict_tenant_swa(tenant, n);
                 holes = self.holes(index, end - pages, &slots);
             }
         }
@@ -292,7 +296,7 @@ impl Cache {
         }
         let at = *slots.last().expect("a window has a page");
         let turn = self.seqs[index].report.turn;
-        self.tree.add_checkpoint(at, end, kinds, turn, pages);
+        self.tree.add_checkpoint(Checkpoint { slot: at, end, kinds, matched: false, turn, pages, pins: 0, tenant });
         let sup = self.config.retention.sup;
         if sup > 0 && kinds & (kind::PROMPT_END | kind::SEQ_END) != 0 {
             self.tree.supersede(node, end, sup);
@@ -325,9 +329,15 @@ impl Cache {
         lacking.try_fold(0, |n, logical| self.has_rows(index, logical).then_some(n + 1))
     }
 
-    /// The sequence holds the SWA page, and its rows are there: no copy into it is still to be run.
+    /// The sequence holds the SWA page and all its rows are its own: no copy into it is still to be run, and of a page
+    /// copied at `open` all rows that look beyond its end were rebuilt, not only those inside the window.
     fn has_rows(&self, index: u32, logical: u32) -> bool {
-        let seq = &self.seqs[index];
+        let (seq, page) = (&self.seqs[index], self.page());
+        let end = u64::from(logical + 1) * page;
+        let rebuilt_from = seq.swa_from.saturating_sub(u64::from(self.tree.window));
+        if end <= seq.swa_from && end - u64::from(self.tree.n_mtp).min(page) < rebuilt_from {
+            return false;
+        }
         let id = logical.checked_sub(seq.swa_first).and_then(|i| seq.swa.get(i as usize)).map(SwaHold::id);
         id.is_some_and(|id| !self.pending.iter().any(|p| p.copy.group == Group::Swa && p.copy.dst == id))
     }

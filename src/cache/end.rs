@@ -38,6 +38,7 @@ impl Cache {
         seq.parked_at = if store { at } else { 0 };
         seq.cursor = Cursor::default();
         self.give_back(id.index);
+        self.delist(id.index);
         let seq = &mut self.seqs[id.index];
         seq.parked = true;
         self.parked += 1;
@@ -60,6 +61,7 @@ impl Cache {
             self.parked -= 1;
         } else {
             self.give_back(id.index);
+            self.delist(id.index);
         }
         self.seqs.remove(id.index);
         self.rebalance();

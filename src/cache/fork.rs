@@ -98,6 +98,7 @@ impl Cache {
             tenant: seq.tenant,
             store: seq.store,
             parked: false,
+            live_at: 0,
             parked_at: 0,
             cursor: Cursor::default(),
             prompt: seq.prompt,
@@ -127,6 +128,7 @@ impl Cache {
         };
         self.tree.lease_path(node);
         let index = self.seqs.insert(child);
+        self.enlist(index);
         let owner = (index, generation);
         self.quota += self.seqs[index].quota;
         if self.tree.has_full {

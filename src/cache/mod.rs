@@ -59,6 +59,8 @@ pub struct Cache {
     weights: Arc<[u8]>,
     tree: Tree,
     seqs: Arena<Seq>,
+    /// Sequences that are open and not parked, in no order; each knows its place.
+    live: Vec<u32>,
     next_generation: u32,
     /// Full pages promised to open sequences and not taken yet.
     promised: u64,
@@ -119,6 +121,7 @@ impl Cache {
             weights: Arc::from(Vec::new()),
             tree,
             seqs: Arena::default(),
+            live: Vec::new(),
             next_generation: 0,
             promised: 0,
             quota: 0,
@@ -234,6 +237,7 @@ impl Cache {
         if usable == 0 {
             return Ok(0);
         }
+        while u64::from(usable) > self.tree.pin_room() && self.tree.end_pins() {}
         let room = self.tree.pin_room();
         if u64::from(usable) > room {
             return Err(Error::invalid("pages to pin", usable, format!("at most {room} more pinned pages")));
@@ -297,8 +301,8 @@ impl Cache {
             pool: PoolName::Full,
             needed,
             free: u64::from(self.tree.full.free()),
-            quarantined: u64::from(self.tree.full.quarantined()),
-            evictable: u64::from(self.tree.full.cached()) - self.tree.leased_full(),
+            quarantined: u64::from(self.tree.full.quarantined()) + self.tree.waiting_full(),
+            evictable: self.tree.evictable_full(),
             promised: self.promised,
             total: u64::from(self.config.full_pages),
         })
@@ -309,8 +313,8 @@ impl Cache {
             pool: PoolName::Swa,
             needed,
             free: u64::from(self.tree.swa.free()),
-            quarantined: u64::from(self.tree.swa.quarantined()),
-            evictable: u64::from(self.tree.swa.cached()) - self.tree.leased_swa(),
+            quarantined: u64::from(self.tree.swa.quarantined()) + self.tree.waiting_swa(),
+            evictable: self.tree.evictable_swa(),
             promised: self.quota + self.copy_holds,
             total: self.swa_share(),
         })

@@ -50,6 +50,7 @@ impl Cache {
             tenant: req.options.tenant,
             store: req.options.store,
             parked: false,
+            live_at: 0,
             parked_at: 0,
             cursor: std::mem::take(&mut req.cursor),
             prompt: len,
@@ -78,6 +79,7 @@ impl Cache {
             report,
         };
         let index = self.seqs.insert(seq);
+        self.enlist(index);
         self.take(index, root, &found, credit);
         Ok(SeqId { index, generation })
     }
@@ -101,6 +103,7 @@ impl Cache {
         seq.prompt = seq.tokens.len() as u64;
         seq.report = report;
         self.parked -= 1;
+        self.enlist(id.index);
         self.take(id.index, root, &found, credit);
         let seq = &self.seqs[id.index];
         let at = seq.parked_at;

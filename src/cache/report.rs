@@ -1,5 +1,6 @@
 //! Where every prompt token came from, and why the rest missed.
 
+use super::sequence::Seq;
 use super::{Cache, CheckpointInfo, Explanation, Match, Misses, PoolStats, Report, SeqId, Stats, check_prompt};
 use crate::error::{Error, Result};
 use crate::key::{Key, Span, page_key, page_spans, validate_spans};
@@ -78,27 +79,30 @@ impl Cache {
     fn in_flight_run(&self, place: WalkPlace, query: Query<'_>) -> u64 {
         let size = self.config.page_size as usize;
         let from = place.depth as usize;
+        if place.node == NIL {
+            return 0;
+        }
+        // A path lease ends at the end of a node that counts it: without one, nobody works on what comes after.
+        let node = &self.tree.nodes[place.node];
+        if node.leases == 0 || place.offset < node.len {
+            return 0;
+        }
+        let pages = (query.tokens.len() / size - from) as u64;
+        let same = |s: &Seq, at: usize| {
+            let (start, page) = (at * size, at as u64);
+            s.tokens.get(start..start + size) == Some(&query.tokens[start..start + size])
+                && page_spans(query.spans, page, size as u32).eq(page_spans(&s.spans, page, size as u32))
+        };
         let mut best = 0;
-        for (_, s) in self.seqs.iter() {
-            if s.parked || !s.store || s.leased != place.depth {
-                continue;
+        for s in self.live.iter().map(|&index| &self.seqs[index]) {
+            if best == pages {
+                break;
             }
-            let same_place = match s.lease {
-                NIL => place.depth == 0 && place.node != NIL && self.tree.nodes[place.node].root == s.root,
-                slot => slot == self.tree.slot_above(place.node, place.depth - 1),
-            };
-            if same_place {
-                let (a, b) = (&query.tokens[from * size..], &s.tokens[(from * size).min(s.tokens.len())..]);
-                let same = a
-                    .chunks_exact(size)
-                    .zip(b.chunks_exact(size))
-                    .enumerate()
-                    .take_while(|(i, (x, y))| {
-                        let page = (from + i) as u64;
-                        x == y && page_spans(query.spans, page, size as u32).eq(page_spans(&s.spans, page, size as u32))
-                    })
-                    .count();
-                best = best.max(same as u64);
+            let last = if place.depth == 0 { NIL } else { node.last_slot() };
+            let same_place = s.store && s.leased == place.depth && s.root == node.root && s.lease == last;
+            // The page that would make the run longer is looked at first: many copies of one prompt cost a page each.
+            if same_place && same(s, from + best as usize) {
+                best = best.max((from..from + pages as usize).take_while(|&at| same(s, at)).count() as u64);
             }
         }
         best
@@ -228,6 +232,9 @@ impl Cache {
             if s.parked {
                 continue;
             }
+            if self.live.get(s.live_at as usize) != Some(&id) {
+                return Err(format!("sequence {id} is not in its place among the live ones"));
+            }
             quota += s.quota;
             promised += s.promised();
             scratch += s.scratch;
@@ -263,6 +270,9 @@ impl Cache {
                     holds += 1;
                 }
             }
+        }
+        if self.live.len() as u64 + parked != self.seqs.len() as u64 {
+            return Err(format!("{} live and {parked} parked sequences of {}", self.live.len(), self.seqs.len()));
         }
         let have = (quota, promised, scratch, parked, holds);
         let want = (self.quota, self.promised, self.scratch_used, self.parked, self.copy_holds);

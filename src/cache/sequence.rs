@@ -48,6 +48,8 @@ pub(super) struct Seq {
     pub(super) tenant: u32,
     pub(super) store: bool,
     pub(super) parked: bool,
+    /// Its place among the live ones, while it is not parked.
+    pub(super) live_at: u32,
     /// Boundary of its PARK checkpoint, in pages.
     pub(super) parked_at: u32,
     pub(super) cursor: Cursor,
@@ -146,6 +148,21 @@ impl Cache {
             return Err(Error::State { call, state: "parked", allowed: "open; resume it first" });
         }
         Ok(seq)
+    }
+
+    /// Adds a sequence to the live ones.
+    pub(super) fn enlist(&mut self, index: u32) {
+        self.seqs[index].live_at = self.live.len() as u32;
+        self.live.push(index);
+    }
+
+    /// Takes a sequence, still in the arena, off the live ones.
+    pub(super) fn delist(&mut self, index: u32) {
+        let at = self.seqs[index].live_at;
+        self.live.swap_remove(at as usize);
+        if let Some(&moved) = self.live.get(at as usize) {
+            self.seqs[moved].live_at = at;
+        }
     }
 
     /// Counts scratch anew after the sequence's SWA pages changed.

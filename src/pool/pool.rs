@@ -133,7 +133,9 @@ impl<G: PoolGroup> Pool<G> {
             if *extra == 0 {
                 self.shares.remove(&page.id());
             }
-            self.notes.insert(page.id(), (stamp, all));
+            if stamp > 0 || !all.is_empty() {
+                self.notes.insert(page.id(), (stamp, all));
+            }
             return None;
         }
         self.change(page.id(), State::Private, State::Quarantined);

@@ -30,7 +30,11 @@ impl<'py> Buffer<'py> {
             let error = PyErr::fetch(py);
             return Err(Refused(error.value(py).to_string()));
         }
-        Ok(Buffer { view, py })
+        let buffer = Buffer { view, py };
+        if buffer.view.ndim != 0 && buffer.view.shape.is_null() {
+            return Err(Refused("its buffer has no shape".to_string()));
+        }
+        Ok(buffer)
     }
 
     /// Whether the object's type exports buffers at all.
@@ -40,7 +44,7 @@ impl<'py> Buffer<'py> {
     }
 
     pub(super) fn shape(&self) -> &[isize] {
-        // SAFETY: with PyBUF_STRIDES the exporter sets `shape` to `ndim` entries that live as long as the view.
+        // SAFETY: `new` refused a missing `shape`; it has `ndim` entries that live as long as the view.
         if self.view.ndim == 0 {
             &[]
         } else {
@@ -48,10 +52,15 @@ impl<'py> Buffer<'py> {
         }
     }
 
-    /// Bytes from one element to the next along the first axis.
+    /// Bytes from one element to the next along the first axis. Exporters of dense memory (ctypes) may leave the strides
+    /// out even where they were asked for.
     pub(super) fn stride(&self) -> isize {
-        // SAFETY: as for `shape`; asked only of buffers with at least one axis.
-        if self.view.ndim == 0 { 0 } else { unsafe { *self.view.strides } }
+        match self.shape() {
+            [] => 0,
+            [_, inner @ ..] if self.view.strides.is_null() => inner.iter().product::<isize>() * self.view.itemsize,
+            // SAFETY: not null, so that it has `ndim` entries that live as long as the view.
+            _ => unsafe { *self.view.strides },
+        }
     }
 
     pub(super) fn item_size(&self) -> usize {

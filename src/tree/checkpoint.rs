@@ -26,6 +26,8 @@ pub struct Checkpoint {
     pub pages: u32,
     /// Soft pins.
     pub pins: u32,
+    /// Who made it.
+    pub tenant: u32,
 }
 
 impl Tree {
@@ -44,7 +46,8 @@ impl Tree {
     }
 
     /// Makes a checkpoint at `slot` or adds to the one that is there. All `pages` pages have SWA KV.
-    pub(crate) fn add_checkpoint(&mut self, slot: u32, end: u32, kinds: u8, turn: u32, pages: u32) -> u32 {
+    pub(crate) fn add_checkpoint(&mut self, made: Checkpoint) -> u32 {
+        let Checkpoint { slot, end, kinds, turn, pages, .. } = made;
         let node = self.slots.node(slot);
         let old = self.slots.ckpt(slot);
         let (id, kept) = if old != NIL {
@@ -56,11 +59,11 @@ impl Tree {
             self.touch_ckpt(old);
             (old, kept)
         } else {
-            let id = self.ckpts.insert(Checkpoint { slot, end, kinds, matched: false, turn, pages, pins: 0 });
+            let id = self.ckpts.insert(made);
             self.slots.set_ckpt(slot, id);
             let at = self.nodes[node].ckpts.partition_point(|&c| self.ckpts[c].end < end);
             self.nodes[node].ckpts.insert(at, id);
-            self.ckpt_order.insert(id);
+            self.order_ckpt(id);
             self.update_dead(node);
             (id, 0)
         };
@@ -81,7 +84,7 @@ impl Tree {
 
     /// Drops a checkpoint; SWA pages that nothing else needs are freed.
     pub(crate) fn drop_checkpoint(&mut self, id: u32) {
-        self.ckpt_order.remove(id);
+        self.disorder_ckpt(id);
         self.ckpt_pinned.remove(id);
         let c = self.ckpts.remove(id);
         if c.pins > 0 {

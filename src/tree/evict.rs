@@ -71,7 +71,7 @@ impl Tree {
     }
 
     /// Takes up to `want` pages from the end of an evictable leaf.
-    fn evict_tail(&mut self, id: u32, want: u32) -> u32 {
+    pub(super) fn evict_tail(&mut self, id: u32, want: u32) -> u32 {
         debug_assert!(self.nodes[id].is_leaf() && self.nodes[id].place == Place::Evictable);
         let mut got = 0;
         // A stretch without checkpoint at its end goes only down to the last checkpoint while it is taken as dead.
@@ -180,43 +180,10 @@ impl Tree {
         self.nodes[id].swa > 0 || !self.nodes[id].ckpts.is_empty()
     }
 
-    fn frees_nothing(&self, id: u32) -> bool {
+    pub(super) fn frees_nothing(&self, id: u32) -> bool {
         let c = &self.ckpts[id];
         let node = self.slots.node(c.slot);
         self.window_pages(node, c.end, c.pages)
             .is_some_and(|w| w.iter().all(|&p| self.swa_meta.get(p as usize).leases > 0))
-    }
-
-    /// Drops the oldest checkpoints of one tenant until `want` SWA pages left or none of the oldest is its own.
-    pub(crate) fn evict_tenant_swa(&mut self, tenant: u32, want: u64) {
-        let before = self.swa.cached();
-        let mut at = self.ckpt_order.victim();
-        for _ in 0..256 {
-            let Some(id) = at else { return };
-            at = self.ckpt_order.after(id);
-            if u64::from(before - self.swa.cached()) >= want {
-                return;
-            }
-            if self.nodes[self.slots.node(self.ckpts[id].slot)].tenant == tenant && !self.frees_nothing(id) {
-                self.counters.checkpoints += 1;
-                self.drop_checkpoint(id);
-            }
-        }
-    }
-
-    /// Frees full pages of one tenant's oldest leaves.
-    pub(crate) fn evict_tenant_full(&mut self, tenant: u32, want: u32) {
-        let mut got = 0;
-        let mut at = self.order.victim();
-        for _ in 0..256 {
-            let Some(id) = at else { return };
-            at = self.order.after(id);
-            if got >= want {
-                return;
-            }
-            if self.nodes[id].tenant == tenant && self.nodes[id].is_leaf() {
-                got += self.evict_tail(id, want - got);
-            }
-        }
     }
 }

@@ -62,6 +62,14 @@ impl Tree {
         let listed = self.order.len() + self.pinned.len();
         ensure!(sums.listed == listed, "{} nodes evictable, {listed} in order", sums.listed);
         ensure!(sums.dead == self.dead.len(), "{} dead ends, {} listed", sums.dead, self.dead.len());
+        for (tenant, id) in self.own_nodes.iter() {
+            let known = self.nodes.get(id).is_some_and(|n| n.tenant == tenant && n.place == Place::Evictable);
+            ensure!(known, "node {id} is in the order of tenant {tenant} by mistake");
+        }
+        for (tenant, id) in self.own_ckpts.iter() {
+            let known = self.ckpts.get(id).is_some_and(|c| c.tenant == tenant && self.ckpt_order.contains(id));
+            ensure!(known, "checkpoint {id} is in the order of tenant {tenant} by mistake");
+        }
         ensure!(self.ckpt_order.len() + self.ckpt_pinned.len() == self.ckpts.len(), "a checkpoint is in no order");
         for (id, c) in self.ckpts.iter() {
             for page in self

@@ -211,8 +211,8 @@ impl Tree {
     /// Marks a used checkpoint as young.
     pub(super) fn touch_ckpt(&mut self, id: u32) {
         if self.ckpt_order.contains(id) {
-            self.ckpt_order.remove(id);
-            self.ckpt_order.insert(id);
+            self.disorder_ckpt(id);
+            self.order_ckpt(id);
         } else if self.ckpt_pinned.contains(id) {
             self.ckpt_pinned.remove(id);
             self.ckpt_pinned.insert(id);

@@ -18,6 +18,7 @@ pub mod node;
 mod pins;
 mod publish;
 mod shape;
+mod shares;
 mod slots;
 mod usable;
 mod walk;
@@ -37,8 +38,14 @@ use events::Events;
 use foldhash::fast::FixedState;
 use ghost::Ghosts;
 use node::{Node, Place};
-use pins::Pin;
-use std::collections::BTreeMap;
+use pins::{Pin, PinKey};
+use shares::TenantLists;
+use std::collections::{BTreeMap, BTreeSet};
+
+/// Cleared namespaces that are remembered one by one; one more clears them all, so that their memory is bounded.
+const MAX_GENERATIONS: usize = 1 << 20;
+/// Bytes of one of them: key, count, and the map around them.
+const GENERATION_BYTES: u64 = 64;
 
 /// A namespace that has pages or sequences.
 #[derive(Debug)]
@@ -113,6 +120,10 @@ pub struct Tree {
     by_key: BTreeMap<PageKey, u32>,
     /// How often a namespace was cleared, by its key at generation 0.
     generations: BTreeMap<PageKey, u64>,
+    /// Highest of them.
+    highest: u64,
+    /// Generations that `cleared_all` has taken over; let go a few at a time.
+    outdated: BTreeMap<PageKey, u64>,
     /// How often everything was cleared.
     cleared_all: u64,
     pub(crate) ckpts: Arena<Checkpoint>,
@@ -126,8 +137,15 @@ pub struct Tree {
     pinned: LruList,
     ckpt_order: Box<dyn Policy>,
     ckpt_pinned: LruList,
+    /// What is in `order` and in `ckpt_order`, of tenants with a share.
+    own_nodes: TenantLists,
+    own_ckpts: TenantLists,
     detached: Vec<u32>,
-    pins: BTreeMap<(u64, u64), Pin>,
+    pins: BTreeMap<PinKey, Pin>,
+    /// Pins by the slot they end in, by their checkpoint, and by their namespace.
+    pins_at: BTreeSet<(u32, PinKey)>,
+    pins_on: BTreeSet<(u32, PinKey)>,
+    pins_in: BTreeSet<(u32, PinKey)>,
     next_pin: u64,
     pinned_pages: u64,
     max_pinned: u64,
@@ -162,6 +180,8 @@ impl Tree {
             roots: Arena::default(),
             by_key: BTreeMap::new(),
             generations: BTreeMap::new(),
+            highest: 0,
+            outdated: BTreeMap::new(),
             cleared_all: 0,
             ckpts: Arena::default(),
             swa_meta: ChunkVec::new(SwaMeta::default()),
@@ -174,8 +194,13 @@ impl Tree {
             pinned: LruList::default(),
             ckpt_order: c.policy.build(),
             ckpt_pinned: LruList::default(),
+            own_nodes: TenantLists::default(),
+            own_ckpts: TenantLists::default(),
             detached: Vec::new(),
             pins: BTreeMap::new(),
+            pins_at: BTreeSet::new(),
+            pins_on: BTreeSet::new(),
+            pins_in: BTreeSet::new(),
             next_pin: 0,
             pinned_pages: 0,
             max_pinned: u64::from(c.max_pinned_pages),
@@ -256,15 +281,27 @@ impl Tree {
         if let Some(root) = self.find_root(&self.current_key(base, weights, key)) {
             self.detach(root);
         }
-        *self.generations.entry(*base).or_insert(0) += 1;
+        let generation = self.generations.entry(*base).or_insert(0);
+        *generation += 1;
+        self.highest = self.highest.max(*generation);
+        for _ in 0..4 {
+            self.outdated.pop_first();
+        }
+        if self.generations.len() >= MAX_GENERATIONS {
+            self.clear_all();
+        }
     }
 
-    /// Detaches every namespace.
+    /// Detaches every namespace. Generations of single ones start anew, above all there were.
     pub(crate) fn clear_all(&mut self) {
         for root in self.by_key.values().copied().collect::<Vec<_>>() {
             self.detach(root);
         }
         self.cleared_all += 1;
+        if self.outdated.is_empty() {
+            self.cleared_all += std::mem::take(&mut self.highest);
+            self.outdated = std::mem::take(&mut self.generations);
+        }
     }
 
     /// False after `clear`: nothing below is published, matched or announced any more.
@@ -280,6 +317,14 @@ impl Tree {
     pub(crate) fn leased_swa(&self) -> u64 {
         self.swa_leased
     }
+    /// Cached full pages without a lease whose step still runs.
+    pub(crate) fn waiting_full(&self) -> u64 {
+        self.pending_full
+    }
+    /// Cached SWA pages without a lease whose step still runs.
+    pub(crate) fn waiting_swa(&self) -> u64 {
+        self.swa_waiting
+    }
     /// Full pages that eviction could free at once.
     pub(crate) fn evictable_full(&self) -> u64 {
         u64::from(self.full.cached()) - self.leased_full - self.pending_full
@@ -294,6 +339,8 @@ impl Tree {
         let t = self.tenant(tenant);
         t.max_full = max_full;
         t.max_swa = max_swa;
+        // Without pages and without a share there is nothing to remember.
+        self.count_tenant(tenant, 0, 0);
     }
 
     fn tenant(&mut self, tenant: u32) -> &mut Tenant {
@@ -341,6 +388,7 @@ impl Tree {
             + self.ckpts.bytes()
             + self.swa_meta.bytes()
             + self.records.bytes()
+            + (self.generations.len() + self.outdated.len()) as u64 * GENERATION_BYTES
     }
 }
 
@@ -351,10 +399,10 @@ impl Tree {
         match node.place {
             Place::None => return,
             Place::Pending => self.pending_full -= u64::from(node.len) * u64::from(self.has_full),
-            Place::Evictable => self.order.remove(id),
+            Place::Evictable => self.disorder_node(id),
             Place::Pinned => self.pinned.remove(id),
         }
-        node.place = Place::None;
+        self.nodes[id].place = Place::None;
         self.dead.remove(id);
     }
 
@@ -378,7 +426,7 @@ impl Tree {
             self.pinned.insert(id);
         } else {
             node.place = Place::Evictable;
-            self.order.insert(id);
+            self.order_node(id);
         }
         self.update_dead(id);
     }

@@ -3,6 +3,13 @@
 use super::Tree;
 use super::node::Place;
 use crate::policy::{NIL, Policy};
+use smallvec::SmallVec;
+use std::collections::BTreeSet;
+
+/// When a pin ends, and its number.
+pub(super) type PinKey = (u64, u64);
+/// Pins that end in one call: those of a whole night do not make one operation slow.
+const ENDS: usize = 512;
 
 /// A pinned prefix.
 #[derive(Debug, Clone, Copy)]
@@ -12,6 +19,7 @@ pub(super) struct Pin {
     /// Checkpoint that makes it resumable, while there is one.
     ckpt: u32,
     pages: u64,
+    root: u32,
 }
 
 impl Tree {
@@ -28,21 +36,31 @@ impl Tree {
             let c = &mut self.ckpts[ckpt];
             c.pins += 1;
             if c.pins == 1 {
-                self.ckpt_order.remove(ckpt);
+                self.disorder_ckpt(ckpt);
                 self.ckpt_pinned.insert(ckpt);
             }
         }
         let pages = u64::from(self.nodes[node].end());
         self.pinned_pages += pages;
-        let pin = Pin { slot: self.nodes[node].last_slot(), ckpt, pages };
+        let root = self.nodes[node].root;
+        let pin = Pin { slot: self.nodes[node].last_slot(), ckpt, pages, root };
         self.change_pins(node, true);
         self.next_pin += 1;
-        self.pins.insert((until, self.next_pin), pin);
+        let key = (until, self.next_pin);
+        self.pins.insert(key, pin);
+        self.pins_at.insert((pin.slot, key));
+        self.pins_in.insert((root, key));
+        if ckpt != NIL {
+            self.pins_on.insert((ckpt, key));
+        }
     }
 
     /// A pinned checkpoint had to go after all.
     pub(super) fn forget_pinned_ckpt(&mut self, ckpt: u32) {
-        self.pins.values_mut().filter(|p| p.ckpt == ckpt).for_each(|p| p.ckpt = NIL);
+        for key in keys_of(&self.pins_on, ckpt) {
+            self.pins_on.remove(&(ckpt, key));
+            self.pins.get_mut(&key).expect("an indexed pin").ckpt = NIL;
+        }
     }
 
     fn change_pins(&mut self, node: u32, add: bool) {
@@ -67,14 +85,18 @@ impl Tree {
         }
     }
 
-    fn unpin(&mut self, pin: Pin) {
+    fn unpin(&mut self, key: PinKey) {
+        let pin = self.pins.remove(&key).expect("a live pin");
+        self.pins_at.remove(&(pin.slot, key));
+        self.pins_in.remove(&(pin.root, key));
         self.pinned_pages -= pin.pages;
         if pin.ckpt != NIL {
+            self.pins_on.remove(&(pin.ckpt, key));
             let c = &mut self.ckpts[pin.ckpt];
             c.pins -= 1;
             if c.pins == 0 {
                 self.ckpt_pinned.remove(pin.ckpt);
-                self.ckpt_order.insert(pin.ckpt);
+                self.order_ckpt(pin.ckpt);
             }
         }
         let node = self.slots.node(pin.slot);
@@ -86,34 +108,34 @@ impl Tree {
 
     /// Ends the pins on the end of a node that has to go after all.
     pub(super) fn unpin_node(&mut self, node: u32) {
-        let slot = self.nodes[node].last_slot();
-        let keys: Vec<_> = self.pins.iter().filter(|(_, p)| p.slot == slot).map(|(&k, _)| k).collect();
+        let keys = keys_of(&self.pins_at, self.nodes[node].last_slot());
         debug_assert!(!keys.is_empty());
-        for key in keys {
-            let pin = self.pins.remove(&key).expect("listed above");
-            self.unpin(pin);
-        }
+        keys.into_iter().for_each(|key| self.unpin(key));
     }
 
     /// Ends the pins of a namespace that is cleared: they would hold room that nobody profits from.
     pub(super) fn unpin_root(&mut self, root: u32) {
-        let below = |p: &Pin| self.nodes[self.slots.node(p.slot)].root == root;
-        let keys: Vec<_> = self.pins.iter().filter(|(_, p)| below(p)).map(|(&k, _)| k).collect();
-        for key in keys {
-            let pin = self.pins.remove(&key).expect("listed above");
-            self.unpin(pin);
-        }
+        keys_of(&self.pins_in, root).into_iter().for_each(|key| self.unpin(key));
     }
 
-    /// Time goes on: pins whose time is over end.
+    /// Time goes on: pins whose time is over end, a bounded number at a time.
     pub(crate) fn set_now(&mut self, now: u64) {
         self.now = self.now.max(now);
-        while let Some(entry) = self.pins.first_entry() {
-            if entry.key().0 > self.now {
-                break;
-            }
-            let pin = entry.remove();
-            self.unpin(pin);
-        }
+        self.end_pins();
     }
+
+    /// Ends some of the pins whose time is over; false when there are none left.
+    pub(crate) fn end_pins(&mut self) -> bool {
+        for _ in 0..ENDS {
+            let Some(key) = self.pins.first_key_value().map(|(&key, _)| key).filter(|key| key.0 <= self.now) else {
+                return false;
+            };
+            self.unpin(key);
+        }
+        true
+    }
+}
+
+fn keys_of(index: &BTreeSet<(u32, PinKey)>, id: u32) -> SmallVec<[PinKey; 4]> {
+    index.range((id, (0, 0))..=(id, (u64::MAX, u64::MAX))).map(|&(_, key)| key).collect()
 }

@@ -67,7 +67,12 @@ impl Tree {
                 let at = nodes.iter().rposition(|&e| e == (id, ticket)).expect("a pending node has an entry");
                 nodes.insert(at + 1, (new, self.tickets));
             }
-            Place::Evictable => self.order.insert_after(id, new),
+            Place::Evictable => {
+                self.order.insert_after(id, new);
+                if self.own_nodes.contains(id) {
+                    self.own_nodes.insert_after(self.nodes[new].tenant, id, new);
+                }
+            }
             Place::Pinned => self.pinned.insert_after(id, new),
         }
         new

@@ -14,6 +14,9 @@ import pytest
 
 import mimo_cache
 from mimo_cache import cli
+from mimo_cache._files import check_writable
+
+QUICK = ["--model", "mimo-v2-flash", "--capacity", "1M", "--json"]
 
 HEADER = {"block_size": 64, "requests": 3, "name": "small"}
 REQUESTS = [
@@ -191,3 +194,40 @@ def test_a_reader_that_leaves_is_no_traceback(trace: Path) -> None:
     os.close(write_end)
     assert done.returncode == 1
     assert done.stderr == b""
+
+
+@pytest.mark.parametrize("closed", [1, 2])
+def test_a_stream_that_was_closed_before_the_start_is_no_traceback(trace: Path, closed: int) -> None:
+    command = [sys.executable, "-m", "mimo_cache.cli", "replay", str(trace), *QUICK]
+    words = " ".join(f"'{word}'" for word in command)
+    done = subprocess.run(["/bin/sh", "-c", f"{words} {closed}>&-"], capture_output=True, check=False, text=True)
+    assert (done.returncode, "Traceback" in done.stderr) == (0, False)
+
+
+def test_a_full_disk_behind_both_streams_is_exit_code_2(trace: Path) -> None:
+    with Path("/dev/full").open("w") as full:
+        command = [sys.executable, "-m", "mimo_cache.cli", "replay", str(trace), *QUICK]
+        assert subprocess.run(command, stdout=full, stderr=full, check=False).returncode == 2
+
+
+@pytest.mark.parametrize(("command", "option"), [(("demo",), "--html"), (("bench", "tree"), "--plot")])
+def test_a_file_that_cannot_be_written_is_told_before_the_work(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, command: tuple[str, ...], option: str
+) -> None:
+    for path in (tmp_path / "nowhere" / "x", tmp_path):
+        code, out, err = run(capsys, *command, option, path)
+        assert (code, out, err.count("\n")) == (2, "", 1), err
+        assert str(path) in err
+
+
+def test_checking_a_file_changes_nothing(tmp_path: Path) -> None:
+    new, old = tmp_path / "new", tmp_path / "old"
+    old.write_text("kept")
+    for path in (new, old):
+        check_writable(path)
+    assert (new.exists(), old.read_text()) == (False, "kept")
+
+
+def test_a_seed_below_0_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    code, _, err = run(capsys, "demo", "--seed", "-1")
+    assert (code, "seed is -1, allowed is 0 or more" in err) == (2, True)

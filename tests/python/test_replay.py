@@ -155,14 +155,18 @@ def test_progress_may_stop_it_and_counts(long_trace: Path) -> None:
     assert hit_tokens == (done - 1) * 640_000
 
 
-def test_a_signal_interrupts_it(long_trace: Path) -> None:
+def test_a_signal_interrupts_it(tmp_path: Path) -> None:
+    """The trace would take minutes, so that only an interrupted replay ends within one, however busy the machine."""
+    path = tmp_path / "endless.jsonl"
+    line = json.dumps({"t": 0, "s": 1, "i": 640_001, "o": 1, "h": [[0, 10_000]]})
+    path.write_text("\n".join([json.dumps({"block_size": 64}), *[line] * 600_000]) + "\n")
     timer = threading.Timer(0.3, signal.raise_signal, [signal.SIGINT])
     timer.start()
     start = time.monotonic()
     with pytest.raises(KeyboardInterrupt):
-        replay(long_trace, model="uniform", capacity="2M")
+        replay(path, model="uniform", capacity="2M")
     timer.join()
-    assert time.monotonic() - start < 5
+    assert time.monotonic() - start < 60
 
 
 def test_other_threads_run_meanwhile(long_trace: Path) -> None:
@@ -178,7 +182,8 @@ def test_other_threads_run_meanwhile(long_trace: Path) -> None:
     start = time.monotonic()
 
     def enough(*_: int) -> None:
-        if time.monotonic() - start > 0.5:
+        # However busy the machine: until the other thread ran a few times, or long enough to be sure that it cannot.
+        if len(ticks) >= 3 or time.monotonic() - start > 60:
             raise StopIteration
 
     with pytest.raises(StopIteration):
@@ -186,7 +191,7 @@ def test_other_threads_run_meanwhile(long_trace: Path) -> None:
     end = time.monotonic()
     stop.set()
     other.join()
-    assert sum(start < t < end for t in ticks) >= 10
+    assert sum(start < t < end for t in ticks) >= 3
 
 
 def test_best_split_finds_the_peak(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -65,6 +65,14 @@ class Ticker:
         call()
         return self.ticks - before
 
+    def gets_in(self, call: Callable[[], object]) -> bool:
+        """Whether some `call` lets this thread tick; tried again on a busy machine, where a thread may wait long."""
+        end = time.monotonic() + 60
+        while time.monotonic() < end:
+            if self.during(call):
+                return True
+        return False
+
     def __enter__(self) -> "Ticker":
         self.thread.start()
         while not self.ticks:
@@ -90,7 +98,7 @@ def test_long_walks_release_the_gil(big: tuple[PrefixCache, Any]) -> None:
     }
     with Ticker() as ticker:
         for name, call in calls.items():
-            assert max(ticker.during(call) for _ in range(5)) > 0, f"{name} kept the GIL"
+            assert ticker.gets_in(call), f"{name} kept the GIL"
 
 
 @pytest.mark.usefixtures("patient")
@@ -124,14 +132,15 @@ def test_a_waiting_call_lets_others_run(big: tuple[PrefixCache, Any]) -> None:
     walker = threading.Thread(target=walk)
     with Ticker() as ticker:
         walker.start()
-        ticks = []
-        for _ in range(50):
+        end = time.monotonic() + 60
+        got_in = False
+        while not got_in and time.monotonic() < end:
             time.sleep(0.0005)  # The walker walks now, most of the time.
-            ticks.append(ticker.during(cache.stats))
+            got_in = ticker.during(cache.stats) > 0
         done.set()
         walker.join(60)
     assert not walker.is_alive()
-    assert max(ticks) > 0
+    assert got_in
 
 
 def test_many_threads_at_once() -> None:

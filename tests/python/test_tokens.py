@@ -1,6 +1,7 @@
 """Tokens in every form that callers have them in."""
 
 import array
+import ctypes
 from typing import Any
 
 import numpy as np
@@ -47,6 +48,9 @@ BASE = np.array([1, 2, 2**31 - 1, 5], np.int64)
         array.array("I", BASE.tolist()),
         array.array("q", BASE.tolist()),
         memoryview(array.array("I", BASE.tolist())),
+        # Their buffers come without strides.
+        (ctypes.c_int32 * 4)(*BASE.tolist()),
+        (ctypes.c_uint64 * 4)(*BASE.tolist()),
         np.frombuffer(b"\0" + BASE.astype(np.int32).tobytes(), np.int32, offset=1),
         FakeTensor(BASE),
     ],

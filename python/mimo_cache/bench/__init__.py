@@ -12,6 +12,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+from mimo_cache._files import check_writable
 from mimo_cache.bench import plot, report, tree
 
 __all__ = ["main"]
@@ -30,6 +31,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--no-peer", action="store_true", help="compare with recorded figures, do not run the peer")
     parser.add_argument("--plot", type=Path, metavar="FILE", help="write the growth from 1 M to 100 M tokens as SVG")
     args = parser.parse_args(argv)
+    if args.plot is not None:
+        check_writable(args.plot)
     options = tree.Options(
         runs=args.runs, scale=args.scale, parts=tuple(args.only or tree.PARTS), peer=not args.no_peer
     )

@@ -8,6 +8,8 @@ from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 
+from mimo_cache._files import check_writable
+
 from . import report
 from .run import run
 
@@ -20,6 +22,8 @@ def main(argv: Sequence[str]) -> int:
     if options.html is not None and find_spec("matplotlib") is None:
         print("mimo-cache demo: --html needs matplotlib; pip install 'mimo-cache[report]' brings it", file=sys.stderr)
         return 2
+    if options.html is not None:
+        check_writable(options.html)
     result = run(options.seed, options.scale, options.sabotage, progress=Progress(sys.stderr.isatty()))
     if options.html is not None:
         from . import html  # noqa: PLC0415 - matplotlib is optional
@@ -41,12 +45,18 @@ def parser() -> argparse.ArgumentParser:
             raise argparse.ArgumentTypeError(f"scale is {text}, allowed is a number above 0 and at most 1")
         return value
 
+    def seed(text: str) -> int:
+        value = int(text)
+        if value < 0:
+            raise argparse.ArgumentTypeError(f"seed is {text}, allowed is 0 or more")
+        return value
+
     p = argparse.ArgumentParser(
         prog="mimo-cache demo",
         description="Serve real agent sessions through the cache and check every page it hands out.",
         epilog="Exit code 0 only when everything was verified.",
     )
-    p.add_argument("--seed", type=int, default=0, help="seed of the workload and of the engine's chances (default 0)")
+    p.add_argument("--seed", type=seed, default=0, help="seed of the workload and of the engine's chances (default 0)")
     p.add_argument(
         "--scale", type=scale, default=1.0, help="share of the sessions and of the pools, up to 1 (default 1)"
     )
