@@ -20,7 +20,7 @@ pub use types::*;
 use crate::error::{Error, OutOfPages, PoolName, Result};
 use crate::key::{Key, Span, root_key, validate_spans};
 use crate::pool::chunk::Arena;
-use crate::tree::{Cursor, Query, Tree};
+use crate::tree::{Cursor, Query, Tree, WalkPlace};
 use moves::PendingCopy;
 use sequence::Seq;
 use std::sync::Arc;
@@ -182,11 +182,15 @@ impl Cache {
         let Some(root) = self.tree.find_root(&self.tree.current_key(&base, &self.weights, key)) else {
             return Ok(Match::default());
         };
-        Ok(self.look_up(root, Query { tokens, spans }, &mut Cursor::default()))
+        let query = Query { tokens, spans };
+        Ok(self.found_at(self.tree.walk_once(root, query), query))
     }
 
     fn look_up(&self, root: u32, query: Query<'_>, cursor: &mut Cursor) -> Match {
-        let place = self.tree.walk(root, query, cursor);
+        self.found_at(self.tree.walk(root, query, cursor), query)
+    }
+
+    fn found_at(&self, place: WalkPlace, query: Query<'_>) -> Match {
         let limit = (query.tokens.len() as u64 - 1) / self.page();
         let usable = self.tree.usable(place, limit as u32);
         Match { full_kv_match: u64::from(place.depth) * self.page(), usable: u64::from(usable) * self.page() }

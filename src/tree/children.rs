@@ -56,15 +56,19 @@ impl Tree {
     /// Hangs `child`, whose first page and hash are known, below its parent.
     pub(super) fn add_child(&mut self, child: u32) {
         let parent = self.nodes[child].parent;
-        let next = self.nodes[parent].first_child;
+        // The oldest child stays the first: what was there before a branch is what most walks go on to.
+        let first = self.nodes[parent].first_child;
+        let next = if first == NIL { NIL } else { std::mem::replace(&mut self.nodes[first].next_sibling, child) };
         if next != NIL {
             self.nodes[next].prev_sibling = child;
         }
         let c = &mut self.nodes[child];
-        (c.prev_sibling, c.next_sibling) = (NIL, next);
+        (c.prev_sibling, c.next_sibling) = (first, next);
         let mixed = mix(parent, c.hash);
         let p = &mut self.nodes[parent];
-        p.first_child = child;
+        if first == NIL {
+            p.first_child = child;
+        }
         p.children += 1;
         self.dead.remove(parent);
         let bucket = self.table.bucket(mixed);
@@ -128,6 +132,11 @@ impl Tree {
         let live = |id: u32| (id != NIL).then_some(id);
         std::iter::successors(live(head), move |&id| live(self.nodes[id].chain))
             .filter(move |&id| self.nodes[id].parent == parent && self.nodes[id].hash == hash)
+    }
+
+    /// Head of the chain that `children_with` follows.
+    pub(super) fn chain_head(&self, parent: u32, hash: u64) -> &u32 {
+        self.table.heads.get(self.table.bucket(mix(parent, hash)))
     }
 
     /// All children.

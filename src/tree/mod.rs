@@ -5,6 +5,7 @@
 //! checkpoints name slots, which never move. A path lease protects the node at whose end it was taken and everything
 //! above; nodes are split where a lease ends, and joined again when both parts are let go together.
 
+mod ahead;
 mod checkpoint;
 mod children;
 mod dump;

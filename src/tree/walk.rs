@@ -1,8 +1,10 @@
 //! Matching: one walk down for p. `usable` goes back from there for q.
 
 use super::Tree;
+use super::ahead::{Ahead, Lead};
 use super::slots::Run;
 use crate::key::Span;
+use crate::policy::NIL;
 use smallvec::SmallVec;
 
 /// What is looked up.
@@ -74,34 +76,46 @@ impl Tree {
         })
     }
 
+    /// `walk` from the root for a lookup without a cursor.
+    pub(crate) fn walk_once(&self, root: u32, query: Query<'_>) -> Place {
+        let top = Place { node: self.roots[root].node, offset: 0, depth: 0 };
+        self.walk_down(top, query, |_, _, _| {})
+    }
+
     /// Goes down from `at` while pages match; `visit` gets every node with the depth reached in it.
     pub(crate) fn walk_down(&self, at: Place, query: Query<'_>, mut visit: impl FnMut(&Tree, u32, u32)) -> Place {
-        let page = self.page as usize;
         let mut at = at;
         loop {
             let node = &self.nodes[at.node];
+            let mut ahead = Ahead::new(self, at, query);
             if at.offset < node.len {
-                let pages = self.match_in_node(at, query);
-                at.offset += pages;
-                at.depth += pages;
-                if at.offset < self.nodes[at.node].len {
+                // Compared in four parts; between them the way to the next node is asked for, one load further each
+                // time. From cold memory each of these loads would else be waited for, at every node.
+                let (start, left) = (at.offset, node.len - at.offset);
+                for part in 1..=4 {
+                    let stop = start + (u64::from(left) * part / 4) as u32;
+                    let pages = self.match_in_node(at, query, stop);
+                    at.offset += pages;
+                    at.depth += pages;
+                    if at.offset < stop {
+                        break;
+                    }
+                    ahead = ahead.fetch(self, at.node);
+                }
+                if at.offset < node.len {
                     visit(self, at.node, at.depth);
                     return at;
                 }
             }
             visit(self, at.node, at.depth);
-            let rest = &query.tokens[at.depth as usize * page..];
-            if rest.len() < page {
-                return at;
-            }
             let next = |child: u32| Place { node: child, offset: 0, depth: at.depth };
-            let hit = match node.children {
-                0 => None,
-                1 => Some(node.first_child).filter(|&c| self.starts_with(next(c), query)),
-                _ => {
-                    let hash = self.page_hash(&rest[..page]);
-                    self.children_with(at.node, hash).find(|&c| self.starts_with(next(c), query))
+            let hit = match ahead.lead(self) {
+                Lead::Nothing => None,
+                Lead::Child(c) => {
+                    let sibling = Some(self.nodes[c].next_sibling).filter(|&s| s != NIL);
+                    [Some(c), sibling].into_iter().flatten().find(|&c| self.starts_with(next(c), query))
                 }
+                Lead::Hash(hash) => self.children_with(at.node, hash).find(|&c| self.starts_with(next(c), query)),
             };
             match hit {
                 Some(c) => at = next(c),
@@ -116,7 +130,8 @@ impl Tree {
         self.slots.common(first, &query.tokens[from..], query.spans, u64::from(at.depth)) == 1
     }
 
-    fn match_in_node(&self, at: Place, query: Query<'_>) -> u32 {
+    /// Pages that match from `at` on, up to page `stop` of its node.
+    fn match_in_node(&self, at: Place, query: Query<'_>, stop: u32) -> u32 {
         let page = self.page as usize;
         let node = &self.nodes[at.node];
         let mut skip = at.offset;
@@ -126,7 +141,10 @@ impl Tree {
                 skip -= run.len;
                 continue;
             }
-            let rest = Run { start: run.start + skip, len: run.len - skip };
+            if at.offset + matched >= stop {
+                break;
+            }
+            let rest = Run { start: run.start + skip, len: (run.len - skip).min(stop - at.offset - matched) };
             skip = 0;
             let depth = at.depth + matched;
             let same = self.slots.common(rest, &query.tokens[depth as usize * page..], query.spans, u64::from(depth));
