@@ -137,7 +137,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     Mutation(
         "evicted while its step runs",
-        "src/tree/mod.rs",
+        "src/tree/order.rs",
         "if !self.fence.is_retired(node.stamp) {",
         "if !self.fence.is_retired(node.stamp) && node.depth > 1 << 20 {",
         "state_machine",
@@ -291,7 +291,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     ),
     Mutation(
         "clear keeps the generation",
-        "src/tree/mod.rs",
+        "src/tree/roots.rs",
         "*generation += 1;",
         "*generation += 0;",
         "rules",
