@@ -33,7 +33,7 @@ pub struct OutOfPages {
     pub pool: PoolName,
     /// Pages asked for.
     pub needed: u64,
-    /// Pages on the free list that no sequence was promised.
+    /// Pages on the free list; of free, quarantined and evictable pages `promised` are spoken for.
     pub free: u64,
     /// Pages that become free or evictable when running steps retire.
     pub quarantined: u64,
@@ -49,11 +49,14 @@ impl fmt::Display for OutOfPages {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(
             f,
-            "out of {} pages: {} needed, but {} free, {} quarantined and {} evictable of {} in all, {} of them promised to open sequences",
-            self.pool, self.needed, self.free, self.quarantined, self.evictable, self.total, self.promised
+            "out of {} pages: {} needed, {} free + {} quarantined + {} evictable - {} promised to open sequences can be had, of {} in all",
+            self.pool, self.needed, self.free, self.quarantined, self.evictable, self.promised, self.total
         )?;
         if self.needed > self.total {
-            f.write_str("; this can never be served, use a larger pool or a shorter request")
+            f.write_str(match self.pool {
+                PoolName::Scratch => "; this can never be served, use a smaller chunk or more scratch pages",
+                _ => "; this can never be served, use a larger pool or a shorter request",
+            })
         } else if self.quarantined > 0 {
             f.write_str("; retire the running steps and try again")
         } else {
@@ -90,7 +93,7 @@ pub enum Error {
         allowed: &'static str,
     },
     /// A step or move number out of order.
-    #[error("{what} {value} is out of order, the next is {expected}")]
+    #[error("{what} {value} is out of order, allowed is {expected}")]
     Order {
         /// "step to fill", "step to retire", "move".
         what: &'static str,

@@ -58,11 +58,11 @@ class OutOfPages(MimoCacheError):
     needed: int
     """Pages asked for."""
     free: int
-    """Free pages that no sequence was promised."""
+    """Pages on the free list; of free, quarantined and evictable pages `promised` are spoken for."""
     quarantined: int
-    """Pages that become free when running steps retire."""
+    """Pages that become free or evictable when running steps retire."""
     evictable: int
-    """Cached pages without a lease."""
+    """Cached pages without a lease that no running step can touch."""
     promised: int
     """Pages promised to open sequences and not taken yet."""
     total: int

@@ -13,24 +13,17 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NoReturn
 
 import mimo_cache
 from mimo_cache import replay
-
-
-class _Parser(argparse.ArgumentParser):
-    """A parser whose errors are one sentence."""
-
-    def error(self, message: str) -> NoReturn:
-        self.exit(2, f"{self.prog}: {message}; try {self.prog} --help\n")
+from mimo_cache._parser import Parser
 
 
 def parser() -> argparse.ArgumentParser:
     """Builds the parser of the whole command."""
-    top = _Parser(prog="mimo-cache", description="KV cache for hybrid sliding-window language models.")
+    top = Parser(prog="mimo-cache", description="KV cache for hybrid sliding-window language models.")
     top.add_argument("--version", action="version", version=f"mimo-cache {mimo_cache.__version__}")
-    commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND", parser_class=_Parser)
+    commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND", parser_class=Parser)
     replay.add_arguments(commands.add_parser("replay", help="a trace through a cache of a given size: its hit rate"))
     # These two read their own arguments; they stand here for --help.
     commands.add_parser("demo", add_help=False, help="real sessions through the cache, every page checked")

@@ -19,7 +19,7 @@ from mimo_cache import _core
 _COARSE = (0.05, 0.1, 0.2, 0.35, 0.55, 0.75)
 _CAUSES = {
     "window": "full KV there, window gone",
-    "last_token": "kept back so that one token is computed",
+    "last_token": "cached, but the last page is computed again: one token must be left",
     "evicted": "cached once, evicted",
     "in_flight": "another sequence was computing it",
     "capacity": "prompt larger than the pool",

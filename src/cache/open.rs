@@ -27,7 +27,11 @@ impl Cache {
     /// pools can serve the prompt and `credit` tokens more. The request is used up on success.
     pub fn open(&mut self, req: &mut Request, credit: u64) -> Result<SeqId> {
         if req.opened {
-            return Err(Error::State { call: "open", state: "opened already", allowed: "a fresh request" });
+            return Err(Error::State {
+                call: "open",
+                state: "opened from this request already",
+                allowed: "one from a new request",
+            });
         }
         let query = Query { tokens: &req.tokens, spans: &req.options.spans };
         let found = self.find(&req.base, &req.weights, &req.options.key, query, &mut req.cursor);

@@ -166,7 +166,7 @@ impl Cache {
         for (cause, tokens) in r.misses.items().into_iter().filter(|(_, t)| *t > 0) {
             out.lines.push(match cause {
                 "window" => format!("{tokens} tokens have full KV, but no boundary there has its window of SWA KV."),
-                "last_token" => format!("{tokens} tokens are cached and kept back so that one token is computed."),
+                "last_token" => format!("{tokens} tokens are cached and computed again: hits end at a page, and one token must be left to compute."),
                 "evicted" => format!("{tokens} tokens were cached and evicted."),
                 "in_flight" => format!("{tokens} tokens are being computed by another sequence."),
                 "capacity" => format!("{tokens} tokens are more than the full pool can hold."),

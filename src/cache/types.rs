@@ -75,7 +75,7 @@ pub struct Match {
 pub struct Misses {
     /// `[q, b)`: full KV is there, the window is not.
     pub window: u64,
-    /// `[b, p)`: kept back so that one token is computed.
+    /// `[b, p)`: cached, but computed again, since hits end at a page and one token must be left to compute.
     pub last_token: u64,
     /// Full KV was cached once and evicted.
     pub evicted: u64,

@@ -291,7 +291,7 @@ def test_steps_out_of_order_or_twice(cache: PrefixCache, seq: mimo_cache.Sequenc
         assert info.value.expected
     cache.fill(NEXT + 1, [seq], *tables(1))
     for wrong in (NEXT + 1, NEXT - 1, NEXT + 2):
-        with refused(cache, StepOrderError, f"the next is {NEXT}"):
+        with refused(cache, StepOrderError, f"allowed is {NEXT}"):
             cache.retire(wrong)
     cache.retire(NEXT)
     with refused(cache, StepOrderError):

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from mimo_cache._files import check_writable
+from mimo_cache._parser import Parser
 from mimo_cache.bench import plot, report, tree
 
 __all__ = ["main"]
@@ -20,7 +21,7 @@ __all__ = ["main"]
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command with the arguments after `bench`, and returns its exit code."""
-    parser = argparse.ArgumentParser(prog="mimo-cache bench", description="Measure the cache against its peers.")
+    parser = Parser(prog="mimo-cache bench", description="Measure the cache against its peers.")
     parser.add_argument("name", choices=["tree"], metavar="NAME", help="what to measure: tree")
     parser.add_argument("--json", action="store_true", help="print one JSON object as the last line of stdout")
     parser.add_argument("--runs", type=_runs, default=5, help="runs per figure, of which the median counts (5)")

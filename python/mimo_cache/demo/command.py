@@ -9,6 +9,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from mimo_cache._files import check_writable
+from mimo_cache._parser import Parser
 
 from . import report
 from .run import run
@@ -51,9 +52,9 @@ def parser() -> argparse.ArgumentParser:
             raise argparse.ArgumentTypeError(f"seed is {text}, allowed is 0 or more")
         return value
 
-    p = argparse.ArgumentParser(
+    p = Parser(
         prog="mimo-cache demo",
-        description="Serve real agent sessions through the cache and check every page it hands out.",
+        description="Serve agent sessions through the cache and check every page it hands out.",
         epilog="Exit code 0 only when everything was verified.",
     )
     p.add_argument("--seed", type=seed, default=0, help="seed of the workload and of the engine's chances (default 0)")

@@ -11,7 +11,7 @@ from .engine import Limits, Tally
 
 CAUSES = {
     "window": "full KV is there, its window is not",
-    "last_token": "kept back so that one token is computed",
+    "last_token": "cached, but the last page is computed again: one token must be left",
     "evicted": "full KV was cached once and evicted",
     "in_flight": "another request is computing it",
     "capacity": "could not be cached",
