@@ -1,5 +1,8 @@
-//! Large zeroed arrays of tokens, on huge pages where the system has them: a first touch costs one fault in 2 MiB, and
-//! a walk over a long prompt needs few translations.
+//! Large zeroed arrays, aligned for huge pages, so that a walk over a long prompt needs few translations.
+//!
+//! Huge pages are asked for only once an array is written to its end. Asked for earlier, a first touch would have to find
+//! and clear 2 MiB at once, which takes milliseconds where memory is in pieces; this way the system joins the pages in the
+//! background and nobody waits.
 
 use std::ops::{Deref, DerefMut};
 
@@ -51,10 +54,16 @@ impl BigArray {
             if skip < HUGE {
                 libc::munmap(start.add(bytes).cast(), HUGE - skip);
             }
-            // Only a hint: without huge pages the mapping works as well.
-            #[cfg(target_os = "linux")]
-            libc::madvise(start.cast(), bytes, libc::MADV_HUGEPAGE);
             Some(BigArray::Mapped { start: start.cast(), len: bytes / 4 })
+        }
+    }
+
+    /// Every page was written: they may be joined to huge ones. Only a hint.
+    pub fn written(&self) {
+        #[cfg(target_os = "linux")]
+        if let BigArray::Mapped { start, len } = self {
+            // SAFETY: the mapping made in `map`; the advice changes no content.
+            unsafe { libc::madvise(start.cast(), len * 4, libc::MADV_HUGEPAGE) };
         }
     }
 

@@ -25,6 +25,7 @@ impl Ghosts {
         let mut array = BigArray::new(sets * 2 * WAYS);
         // Written once here, so that no eviction pays for the first touch of its set's memory.
         array.fill(0);
+        array.written();
         Ghosts { sets: array, mask: sets.wrapping_sub(1), salt, stamp: 0 }
     }
 

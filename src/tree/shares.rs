@@ -152,18 +152,21 @@ impl Tree {
     }
 
     /// Frees full pages of a tenant's oldest leaves until it may publish `want` or nothing of its own is left to free.
+    ///
+    /// A tenant far beyond a share that was lowered shrinks a little with every call, four pages for each it wants.
     pub(crate) fn evict_tenant_full(&mut self, tenant: u32, want: u64) {
+        let mut left = 4 * want.min(1 << 30);
         for own in [true, false] {
             let mut at = if own { self.own_nodes.oldest(tenant) } else { self.order.victim() };
             for _ in 0..LOOKS {
-                let missing = want.saturating_sub(self.share_left(tenant).0);
+                let missing = want.saturating_sub(self.share_left(tenant).0).min(left);
                 let Some(id) = at.filter(|_| missing > 0) else { break };
                 at = if own { self.own_nodes.after(id) } else { self.order.after(id) };
                 if self.nodes[id].tenant != tenant {
                     continue;
                 }
                 if self.nodes[id].is_leaf() {
-                    self.evict_tail(id, missing.min(u64::from(u32::MAX)) as u32);
+                    left -= u64::from(self.evict_tail(id, missing as u32));
                 } else if own {
                     self.own_nodes.remove(tenant, id);
                     self.own_nodes.insert(tenant, id);

@@ -142,6 +142,7 @@ impl Slots {
                 at = (at / 64 + 1) * 64;
             }
             if at >= size || chunk.free == 0 {
+                chunk.tokens.written();
                 self.current = None;
                 continue;
             }
