@@ -11,6 +11,8 @@ use std::collections::BTreeMap;
 const ABSENT: u32 = u32::MAX - 1;
 /// Entries looked at per call; those that cannot go now move to the young end.
 const LOOKS: usize = 256;
+/// Pages beyond those wanted that one call takes from a tenant whose share was cut.
+const SHARE_STEP: u64 = 2_048;
 
 /// See the module's text.
 #[derive(Debug)]
@@ -152,21 +154,21 @@ impl Tree {
     }
 
     /// Frees full pages of a tenant's oldest leaves until it may publish `want` or nothing of its own is left to free.
-    ///
-    /// A tenant far beyond a share that was lowered shrinks a little with every call, four pages for each it wants.
     pub(crate) fn evict_tenant_full(&mut self, tenant: u32, want: u64) {
-        let mut left = 4 * want.min(1 << 30);
+        // A share that was cut far below what its tenant has is reached over many calls, none of which takes long.
+        let mut budget = want + SHARE_STEP;
         for own in [true, false] {
             let mut at = if own { self.own_nodes.oldest(tenant) } else { self.order.victim() };
             for _ in 0..LOOKS {
-                let missing = want.saturating_sub(self.share_left(tenant).0).min(left);
-                let Some(id) = at.filter(|_| missing > 0) else { break };
+                let missing = want.saturating_sub(self.share_left(tenant).0);
+                let Some(id) = at.filter(|_| missing > 0 && budget > 0) else { break };
                 at = if own { self.own_nodes.after(id) } else { self.order.after(id) };
                 if self.nodes[id].tenant != tenant {
                     continue;
                 }
                 if self.nodes[id].is_leaf() {
-                    left -= u64::from(self.evict_tail(id, missing as u32));
+                    let most = missing.min(budget).min(u64::from(u32::MAX)) as u32;
+                    budget = budget.saturating_sub(u64::from(self.evict_tail(id, most)));
                 } else if own {
                     self.own_nodes.remove(tenant, id);
                     self.own_nodes.insert(tenant, id);
