@@ -4,15 +4,6 @@ use super::Tree;
 use super::node::Place;
 use crate::policy::{NIL, Policy};
 
-/// What an eviction freed.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Evicted {
-    /// Full pages.
-    pub full: u32,
-    /// SWA pages (free or in quarantine).
-    pub swa: u32,
-}
-
 /// Detached roots and children looked at per eviction.
 const DETACHED_LIMIT: usize = 16;
 

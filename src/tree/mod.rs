@@ -26,7 +26,6 @@ mod usable;
 mod walk;
 
 pub use checkpoint::Checkpoint;
-pub use evict::Evicted;
 pub use slots::{Run, Slots};
 pub use walk::{Cursor, Place as WalkPlace, Query};
 
