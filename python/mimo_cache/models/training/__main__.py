@@ -18,7 +18,7 @@ def main() -> None:
     parser.add_argument("out", type=Path, help="directory for the run's state and the finished checkpoint")
     parser.add_argument("--resume", action="store_true", help="go on from the state in OUT")
     parser.add_argument("--steps", type=int, help="total steps; the phases shrink or grow in proportion")
-    parser.add_argument("--seed", type=int, default=Recipe.seed)
+    parser.add_argument("--seed", type=int, default=Recipe().seed)
     parser.add_argument("--threads", type=int, default=2)
     args = parser.parse_args()
     torch.set_num_threads(args.threads)
