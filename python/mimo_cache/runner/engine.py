@@ -200,7 +200,14 @@ class Engine:
         return batch
 
     def _execute(self, batch: list[Lane]) -> list[Output]:
-        works = self._fill(batch)
+        step, works = self.next_step, self._fill(batch)
+        try:
+            return self._run(batch, works)
+        finally:
+            self.core(self.cache.retire, step)
+
+    def _run(self, batch: list[Lane], works: list[Work]) -> list[Output]:
+        """Trunk, sampling, MTP rows, commit; then ends what has ended."""
         with self.model.kernels.guard():
             logits = self.model.forward(works)
             now = time.perf_counter()
@@ -221,8 +228,6 @@ class Engine:
                     mtp.append(MtpWork(done, lane.mtp_done, 0, lane.ids[: lane.known], work.swa_base, work.swa_pages))
             self.model.write_mtp(mtp)
         self.core(self.cache.commit_many, [lane.seq for lane in batch], computed, sampled)
-        self.core(self.cache.retire, self.next_step)
-        self.next_step += 1
         self.tally.computed += sum(computed)
         ended = {output.uid for output in outputs if output.finish}
         for lane in batch:
@@ -231,7 +236,7 @@ class Engine:
         return outputs
 
     def _fill(self, batch: list[Lane]) -> list[Work]:
-        """Page tables of the step, and its plan carried out."""
+        """Page tables of step `next_step`, and its plan carried out."""
         count = len(batch)
         longest = -(-max(lane.committed + lane.rows for lane in batch) // self.page)
         if longest > self._full.shape[1]:
@@ -246,6 +251,7 @@ class Engine:
             self._base[:count] if has_swa else None,
             self._lens[:count],
         )
+        self.next_step += 1
         if plan:
             self._carry_out(plan)
         self.fresh.clear()
