@@ -23,11 +23,39 @@ from torch import Tensor
 
 from .settings import EOS
 
-HELD_OUT = ("assert", "atom-identifiers", "attribute-references", "binary", "bitwise", "bltin-code-objects", "booleans", "conversions", "del", "dict", "exprlists", "global", "power", "slicings", "specialattrs", "typesmethods", "typesmodules", "yield")
+HELD_OUT = (
+    "assert",
+    "atom-identifiers",
+    "attribute-references",
+    "binary",
+    "bitwise",
+    "bltin-code-objects",
+    "booleans",
+    "conversions",
+    "del",
+    "dict",
+    "exprlists",
+    "global",
+    "power",
+    "slicings",
+    "specialattrs",
+    "typesmethods",
+    "typesmodules",
+    "yield",
+)
 """Topics held out, about 5 % of all topics' bytes. Chosen among those that share no 16 words with another topic, in the
 order of their names' SHA-256."""
 
-SKIPPED = {"__pycache__", "dist-packages", "encodings", "ensurepip", "idlelib", "lib2to3", "pydoc_data", "site-packages"}
+SKIPPED = {
+    "__pycache__",
+    "dist-packages",
+    "encodings",
+    "ensurepip",
+    "idlelib",
+    "lib2to3",
+    "pydoc_data",
+    "site-packages",
+}
 SKIPPED |= {"test", "tests", "turtledemo"}
 RUN = 16
 SHORTEST_DOCSTRING = 120

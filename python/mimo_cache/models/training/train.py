@@ -113,9 +113,7 @@ def save(path: Path, value: object) -> None:
     os.replace(beside, path)
 
 
-def train(
-    out: Path, corpus: Corpus, shape: Shape, recipe: Recipe, resume: bool, say: Callable[[str], None]
-) -> Path:
+def train(out: Path, corpus: Corpus, shape: Shape, recipe: Recipe, resume: bool, say: Callable[[str], None]) -> Path:
     """Trains to the end. Returns the path of the best weights: a state dict of `Net`.
 
     Raises `FileNotFoundError` when `resume` finds no state, `ValueError` when the state is of another run."""
