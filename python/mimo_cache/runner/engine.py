@@ -1,0 +1,305 @@
+"""The step loop: several sequences, chunked prefill, one cache.
+
+A step opens waiting requests, gives running ones slots (one token for each that decodes, chunks of prompts while the
+step's token budget lasts), fills the page tables, runs the cache's plan, the trunk, samples, writes the MTP rows that
+became final, and commits. It holds no cache logic: what to copy, rebuild, write and keep is the cache's plan. A CPU
+step has ended when its call returns, so it is retired at once.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from mimo_cache import Key, OutOfPages, PrefixCache, Report
+from mimo_cache.kernels.rows import MtpWork, Work
+
+from .errors import RequestError
+from .model import Model
+from .sampling import Sampler, SamplingParams
+
+T = TypeVar("T")
+
+
+@dataclass(slots=True)
+class Output:
+    """One new token of one request. logits: fp32 [vocab], where asked for. finish: None while it goes on, else "stop"
+    or "length". report: where the prompt's tokens came from. at: `time.perf_counter` when it was sampled."""
+
+    uid: int
+    token: int
+    logits: Any
+    finish: str | None
+    report: Report
+    at: float
+
+
+@dataclass(slots=True)
+class Tally:
+    """What steps cost. core_seconds: inside calls into the cache; step_seconds: whole steps."""
+
+    steps: int = 0
+    computed: int = 0
+    copies: int = 0
+    rebuilds: int = 0
+    core_seconds: float = 0.0
+    step_seconds: float = 0.0
+
+
+@dataclass(slots=True, eq=False)
+class Lane:
+    """A request in the engine. ids: int64 [prompt + max_tokens], the first `known` are known. mtp_done: per MTP head,
+    rows below it are final."""
+
+    uid: int
+    ids: npt.NDArray[np.int64]
+    prompt: int
+    params: SamplingParams
+    sampler: Sampler
+    request: Any
+    seq: Any = None
+    committed: int = 0
+    known: int = 0
+    rows: int = 0
+    mtp_done: list[int] = field(default_factory=list)
+
+    def final(self, head: int) -> int:
+        """Rows below this are final in an MTP head: they are committed, and the tokens they need are known."""
+        return max(0, min(self.committed, self.known - head - 1))
+
+
+class Engine:
+    """Serves requests on one model and one cache. Not thread-safe."""
+
+    def __init__(self, model: Model, cache: PrefixCache, *, max_running: int = 8, max_step_tokens: int = 512) -> None:
+        self.model, self.cache = model, cache
+        self.max_running, self.max_step_tokens = max_running, max_step_tokens
+        self.page, self.heads = cache.page_size, model.config.mtp_heads if model.mtp else 0
+        self.waiting: deque[Lane] = deque()
+        self.running: list[Lane] = []
+        self.fresh: dict[int, Lane] = {}
+        self.tally = Tally()
+        self.next_uid, self.next_step = 0, 1
+        self._full = np.zeros((max_running, 64), np.int32)
+        self._swa = np.zeros((max_running, max(1, cache.swa_width(max_step_tokens))), np.int32)
+        self._base, self._lens = np.zeros(max_running, np.int32), np.zeros(max_running, np.int32)
+
+    def core(self, call: Callable[..., T], *args: Any, **named: Any) -> T:
+        """Calls the cache and counts the time."""
+        begin = time.perf_counter()
+        try:
+            return call(*args, **named)
+        finally:
+            self.tally.core_seconds += time.perf_counter() - begin
+
+    # --- requests -------------------------------------------------------------------------------------------------
+
+    def add(self, tokens: npt.ArrayLike, params: SamplingParams, *, key: Key | None = None, store: bool = True) -> int:
+        """Queues a prompt and returns its number. `store=False` publishes nothing.
+
+        Raises `RequestError` for an empty prompt, ids outside the vocabulary, and more positions than the model has.
+        """
+        ids = np.asarray(tokens)
+        if ids.size == 0:
+            raise RequestError("the prompt is empty, allowed is at least one token")
+        if ids.ndim != 1 or not np.issubdtype(ids.dtype, np.integer):
+            raise RequestError(
+                f"a prompt has shape {ids.shape} and dtype {ids.dtype}, allowed is one axis of integers"
+            )
+        vocab, longest = self.model.config.vocab_size, self.model.config.max_positions
+        if int(ids.min()) < 0 or int(ids.max()) >= vocab:
+            bad = int(ids.min()) if int(ids.min()) < 0 else int(ids.max())
+            raise RequestError(f"a token id is {bad}, allowed is 0 to {vocab - 1}")
+        total = len(ids) + params.max_tokens
+        if total > longest:
+            raise RequestError(
+                f"prompt and max_tokens are {len(ids)} + {params.max_tokens} = {total} tokens, "
+                f"allowed are {longest}, the model's positions"
+            )
+        known = np.zeros(total, np.int64)
+        known[: len(ids)] = ids
+        request = self.core(self.cache.request, known[: len(ids)], key=key, store=store)
+        self.next_uid += 1
+        self.waiting.append(Lane(self.next_uid, known, len(ids), params, Sampler(params), request))
+        return self.next_uid
+
+    def abort(self, uid: int) -> bool:
+        """Ends a request; False when it is not there any more."""
+        for lane in list(self.waiting):
+            if lane.uid == uid:
+                self.waiting.remove(lane)
+                return True
+        for lane in self.running:
+            if lane.uid == uid:
+                self._leave(lane, lane.seq.abort)
+                return True
+        return False
+
+    @property
+    def busy(self) -> bool:
+        """Requests are waiting or running."""
+        return bool(self.waiting or self.running)
+
+    # --- one step -------------------------------------------------------------------------------------------------
+
+    def step(self) -> list[Output]:
+        """Runs one step and returns the tokens it made.
+
+        Raises `OutOfPages` when the oldest waiting request needs more than the pools ever have; it leaves the queue.
+        """
+        begin = time.perf_counter()
+        self._admit()
+        batch = self._batch()
+        if not batch:
+            return []
+        outputs = self._execute(batch)
+        self.tally.steps += 1
+        self.tally.step_seconds += time.perf_counter() - begin
+        return outputs
+
+    def _admit(self) -> None:
+        while self.waiting and len(self.running) < self.max_running:
+            lane = self.waiting[0]
+            try:
+                lane.seq = self.core(lane.request.open, credit=lane.params.max_tokens)
+            except OutOfPages as error:
+                # With nothing running, nothing will be given back: waiting would never end.
+                if error.needed > error.total or not self.running:
+                    self.waiting.popleft()
+                    raise
+                return
+            self.waiting.popleft()
+            lane.request = None
+            lane.committed, lane.known = int(lane.seq.committed), lane.prompt
+            lane.mtp_done = [lane.final(k) for k in range(self.heads)]
+            self.running.append(lane)
+            self.fresh[lane.seq.id] = lane
+
+    def _batch(self) -> list[Lane]:
+        """Lanes with slots for this step, decoding ones first."""
+        budget = self.max_step_tokens
+        batch = []
+        ready = sorted(self.running, key=lambda lane: lane.committed < lane.known - 1)
+        for lane in ready:
+            rows = min(lane.known - lane.committed, budget)
+            if rows > 1:
+                rows = min(rows, self.core(lane.seq.reservable))
+            if rows > 0:
+                self.core(lane.seq.reserve, rows)
+                lane.rows = rows
+                budget -= rows
+                batch.append(lane)
+        if self.running and not batch:
+            raise RequestError("no running sequence can get a slot; the pools' scratch pages are too few for a chunk")
+        return batch
+
+    def _execute(self, batch: list[Lane]) -> list[Output]:
+        step, works = self.next_step, self._fill(batch)
+        try:
+            return self._run(batch, works)
+        finally:
+            self.core(self.cache.retire, step)
+
+    def _run(self, batch: list[Lane], works: list[Work]) -> list[Output]:
+        """Trunk, sampling, MTP rows, commit; then ends what has ended."""
+        with self.model.kernels.guard():
+            logits = self.model.forward(works)
+            now = time.perf_counter()
+            outputs, computed, sampled = [], [], []
+            mtp: list[MtpWork] = []
+            for lane, work, rows in zip(batch, works, logits, strict=True):
+                tokens: list[int] = []
+                if work.logits:
+                    tokens.append(lane.sampler(rows[-1]))
+                    lane.ids[lane.known] = tokens[0]
+                    outputs.append(self._output(lane, tokens[0], rows[-1], now))
+                computed.append(lane.rows)
+                sampled.append(tokens)
+                lane.committed += lane.rows
+                lane.known += len(tokens)
+                if self.heads:
+                    done, lane.mtp_done = lane.mtp_done, [lane.final(k) for k in range(self.heads)]
+                    mtp.append(MtpWork(done, lane.mtp_done, 0, lane.ids[: lane.known], work.swa_base, work.swa_pages))
+            self.model.write_mtp(mtp)
+        self.core(self.cache.commit_many, [lane.seq for lane in batch], computed, sampled)
+        self.tally.computed += sum(computed)
+        ended = {output.uid for output in outputs if output.finish}
+        for lane in batch:
+            if lane.uid in ended:
+                self._leave(lane, lane.seq.finish)
+        return outputs
+
+    def _fill(self, batch: list[Lane]) -> list[Work]:
+        """Page tables of step `next_step`, and its plan carried out."""
+        count = len(batch)
+        longest = -(-max(lane.committed + lane.rows for lane in batch) // self.page)
+        if longest > self._full.shape[1]:
+            self._full = np.zeros((self.max_running, 1 << (longest - 1).bit_length()), np.int32)
+        has_full, has_swa = self.cache.full_pages > 0, self.cache.swa_pages > 0
+        plan = self.core(
+            self.cache.fill,
+            self.next_step,
+            [lane.seq for lane in batch],
+            self._full[:count] if has_full else None,
+            self._swa[:count] if has_swa else None,
+            self._base[:count] if has_swa else None,
+            self._lens[:count],
+        )
+        self.next_step += 1
+        if plan:
+            self._carry_out(plan)
+        self.fresh.clear()
+        works = []
+        for i, lane in enumerate(batch):
+            lo, end = lane.committed, lane.committed + lane.rows
+            pages = -(-end // self.page)
+            base = int(self._base[i]) if has_swa else 0
+            works.append(
+                Work(
+                    lo,
+                    lane.ids[lo:end],
+                    self._full[i, : pages if has_full else 0].astype(np.int64),
+                    base,
+                    self._swa[i, : pages - base if has_swa else 0].astype(np.int64),
+                    lane.seq.full_write_from,
+                    lane.seq.swa_write_from,
+                    logits=int(end == lane.known),
+                )
+            )
+        return works
+
+    def _carry_out(self, plan: Any) -> None:
+        """Page copies in order, then MTP rows from the hidden states stored beside them."""
+        self.model.pools.copy(self.model.kernels, plan.copies)
+        works = []
+        for seq, page, start, end in plan.rebuilds:
+            lane = self.fresh[seq]
+            ends = [max(start, min(end, lane.known - k - 1)) for k in range(self.heads)]
+            pages = np.array([page], np.int64)
+            works.append(MtpWork([start] * self.heads, ends, 0, lane.ids[: lane.known], start // self.page, pages))
+        if works:
+            with self.model.kernels.guard():
+                self.model.write_mtp(works)
+        self.tally.copies += len(plan.copies)
+        self.tally.rebuilds += len(plan.rebuilds)
+
+    def _output(self, lane: Lane, token: int, logits: Any, now: float) -> Output:
+        params, config = lane.params, self.model.config
+        finish = None
+        if token in params.stop_token_ids or (not params.ignore_eos and token in config.eos_token_ids):
+            finish = "stop"
+        elif lane.known + 1 - lane.prompt >= params.max_tokens:
+            finish = "length"
+        kept = logits.clone() if params.keep_logits else None
+        return Output(lane.uid, token, kept, finish, lane.seq.report, now)
+
+    def _leave(self, lane: Lane, call: Callable[[], None]) -> None:
+        self.core(call)
+        self.running.remove(lane)
+        self.fresh.pop(lane.seq.id, None)
