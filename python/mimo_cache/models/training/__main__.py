@@ -23,7 +23,7 @@ def main() -> int:
     args = _arguments()
     missing = [name for name in ("torch", "safetensors") if importlib.util.find_spec(name) is None]
     if missing:
-        print(f"training needs {' and '.join(missing)}; install with: pip install torch safetensors", file=sys.stderr)
+        print(f"training needs {' and '.join(missing)}; install mimo-cache[runner]", file=sys.stderr)
         return 2
     from .train import StateError  # noqa: PLC0415  needs torch
 
