@@ -110,6 +110,9 @@ def test_a_state_that_does_not_fit_is_refused(tmp_path: Path) -> None:
     with pytest.raises(StateError, match=r"another shape: \{'hidden': 32\}"):
         train(tmp_path, CORPUS, replace(SMALL, hidden=64), SHORT, resume=True, say=lambda _: None)
     content = (tmp_path / STATE).read_bytes()
+    save(tmp_path / STATE, {key: value for key, value in load(tmp_path / STATE).items() if key != "net"})
+    with pytest.raises(StateError, match="lacks net"):
+        train(tmp_path, CORPUS, SMALL, SHORT, resume=True, say=lambda _: None)
     for broken in (b"", content[: len(content) // 2], b"not a state"):
         (tmp_path / STATE).write_bytes(broken)
         with pytest.raises(StateError, match="cannot be read"):

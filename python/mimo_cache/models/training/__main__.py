@@ -10,6 +10,7 @@ import argparse
 import dataclasses
 import importlib.util
 import json
+import os
 import platform
 import sys
 from collections.abc import Callable
@@ -25,6 +26,8 @@ def main() -> int:
     if missing:
         print(f"training needs {' and '.join(missing)}; install mimo-cache[runner]", file=sys.stderr)
         return 2
+    # Threads that wait by spinning slow each other down tenfold on a busy machine; torch reads this when it is loaded.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     from .train import StateError  # noqa: PLC0415  needs torch
 
     try:

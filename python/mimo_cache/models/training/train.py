@@ -96,6 +96,9 @@ class Trainer:
 
     def restore(self, state: dict[str, Any]) -> None:
         """Goes on from `state`. Raises `StateError` when it belongs to another shape or recipe."""
+        absent = self.state().keys() - state.keys()
+        if absent:
+            raise StateError(f"the saved run lacks {', '.join(sorted(absent))}; start again without --resume")
         for name, ours in (("shape", asdict(self.shape)), ("recipe", asdict(self.recipe))):
             if state[name] != ours:
                 differing = {key: value for key, value in state[name].items() if value != ours.get(key)}
