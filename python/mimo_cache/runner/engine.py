@@ -100,9 +100,7 @@ class Engine:
 
     # --- requests -------------------------------------------------------------------------------------------------
 
-    def add(
-        self, tokens: npt.ArrayLike, params: SamplingParams, *, key: Key | None = None, store: bool = True
-    ) -> int:
+    def add(self, tokens: npt.ArrayLike, params: SamplingParams, *, key: Key | None = None, store: bool = True) -> int:
         """Queues a prompt and returns its number. `store=False` publishes nothing.
 
         Raises `RequestError` for an empty prompt, ids outside the vocabulary, and more positions than the model has.
@@ -276,9 +274,7 @@ class Engine:
             lane = self.fresh[seq]
             ends = [max(start, min(end, lane.known - k - 1)) for k in range(self.heads)]
             pages = np.array([page], np.int64)
-            works.append(
-                MtpWork([start] * self.heads, ends, 0, lane.ids[: lane.known], start // self.page, pages)
-            )
+            works.append(MtpWork([start] * self.heads, ends, 0, lane.ids[: lane.known], start // self.page, pages))
         if works:
             with self.model.kernels.guard():
                 self.model.write_mtp(works)
