@@ -2,8 +2,8 @@
 
 A step opens waiting requests, gives running ones slots (one token for each that decodes, chunks of prompts while the
 step's token budget lasts), fills the page tables, runs the cache's plan, the trunk, samples, writes the MTP rows that
-became final, and commits. It holds no cache logic: what to copy, rebuild, write and keep is the cache's plan. A CPU step
-has ended when its call returns, so it is retired at once.
+became final, and commits. It holds no cache logic: what to copy, rebuild, write and keep is the cache's plan. A CPU
+step has ended when its call returns, so it is retired at once.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ T = TypeVar("T")
 
 @dataclass(slots=True)
 class Output:
-    """One new token of one request. logits: fp32 [vocab], where asked for. finish: None while it goes on, else "stop" or
-    "length". report: where the prompt's tokens came from. at: time of `time.perf_counter` when it was sampled."""
+    """One new token of one request. logits: fp32 [vocab], where asked for. finish: None while it goes on, else "stop"
+    or "length". report: where the prompt's tokens came from. at: `time.perf_counter` when it was sampled."""
 
     uid: int
     token: int
@@ -106,9 +106,11 @@ class Engine:
         Raises `RequestError` for an empty prompt, ids outside the vocabulary, and more positions than the model has.
         """
         ids = np.asarray(tokens)
-        if ids.ndim != 1 or not np.issubdtype(ids.dtype, np.integer) or not len(ids):
+        if ids.size == 0:
+            raise RequestError("the prompt is empty, allowed is at least one token")
+        if ids.ndim != 1 or not np.issubdtype(ids.dtype, np.integer):
             raise RequestError(
-                f"a prompt has shape {ids.shape} and dtype {ids.dtype}, allowed is one axis of at least one integer"
+                f"a prompt has shape {ids.shape} and dtype {ids.dtype}, allowed is one axis of integers"
             )
         vocab, longest = self.model.config.vocab_size, self.model.config.max_positions
         if int(ids.min()) < 0 or int(ids.max()) >= vocab:
@@ -198,7 +200,14 @@ class Engine:
         return batch
 
     def _execute(self, batch: list[Lane]) -> list[Output]:
-        works = self._fill(batch)
+        step, works = self.next_step, self._fill(batch)
+        try:
+            return self._run(batch, works)
+        finally:
+            self.core(self.cache.retire, step)
+
+    def _run(self, batch: list[Lane], works: list[Work]) -> list[Output]:
+        """Trunk, sampling, MTP rows, commit; then ends what has ended."""
         with self.model.kernels.guard():
             logits = self.model.forward(works)
             now = time.perf_counter()
@@ -219,8 +228,6 @@ class Engine:
                     mtp.append(MtpWork(done, lane.mtp_done, 0, lane.ids[: lane.known], work.swa_base, work.swa_pages))
             self.model.write_mtp(mtp)
         self.core(self.cache.commit_many, [lane.seq for lane in batch], computed, sampled)
-        self.core(self.cache.retire, self.next_step)
-        self.next_step += 1
         self.tally.computed += sum(computed)
         ended = {output.uid for output in outputs if output.finish}
         for lane in batch:
@@ -229,7 +236,7 @@ class Engine:
         return outputs
 
     def _fill(self, batch: list[Lane]) -> list[Work]:
-        """Page tables of the step, and its plan carried out."""
+        """Page tables of step `next_step`, and its plan carried out."""
         count = len(batch)
         longest = -(-max(lane.committed + lane.rows for lane in batch) // self.page)
         if longest > self._full.shape[1]:
@@ -244,6 +251,7 @@ class Engine:
             self._base[:count] if has_swa else None,
             self._lens[:count],
         )
+        self.next_step += 1
         if plan:
             self._carry_out(plan)
         self.fresh.clear()

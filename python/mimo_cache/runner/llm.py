@@ -1,0 +1,212 @@
+"""`LLM`: a checkpoint, a cache and the step loop behind two calls."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeAlias, cast
+
+import numpy as np
+
+from mimo_cache import Geometry, Key, PrefixCache, Report
+from mimo_cache.kernels import get
+from mimo_cache.kernels.contract import Shape
+from mimo_cache.models import ModelConfig, load
+from mimo_cache.models.errors import need
+
+from . import budget
+from .engine import Engine, Output
+from .errors import RequestError
+from .memory import Pools
+from .model import Model
+from .sampling import SamplingParams
+from .tokenizer import Tokenizer
+
+TINY = Path(__file__).parent.parent / "models" / "tiny"
+"""The checkpoint that comes with the package; its name is "tiny"."""
+KV_DTYPES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
+
+GREEDY = SamplingParams()
+
+Prompt: TypeAlias = str | Sequence[int]
+
+
+@dataclass(frozen=True, slots=True)
+class Completion:
+    """What became of one prompt. finish: "stop" or "length". ttft: seconds from the call to the first token. report:
+    where the prompt's tokens came from. logits: fp32 [tokens, vocab], when the parameters asked for them."""
+
+    text: str
+    token_ids: list[int]
+    finish: str
+    ttft: float
+    report: Report
+    logits: Any = None
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """One new token of a stream. text: what it completes, often nothing. finish: None until the last one."""
+
+    text: str
+    token_id: int
+    finish: str | None
+    report: Report
+
+
+class LLM:
+    """A model that generates through a prefix cache.
+
+    - `path`: a hub checkpoint's directory, or "tiny" for the one that comes with the package.
+    - `backend`: "torch", or "reference", whose bits do not depend on what is cached.
+    - `memory`: bytes of all pools ("512M", "8G"), or `full_pages`, `swa_pages` and `scratch_pages` one by one.
+    - `page_size`: tokens per page; by default the largest power of two up to the window W and 64.
+    - `retention`, `policy`: as for `PrefixCache`.
+    - `max_running`: sequences in one step; `max_step_tokens`: their rows, which bounds a prefill chunk.
+    - `dtype`: of weights and KV, by default float32 on the CPU and the config's elsewhere.
+
+    Raises what `mimo_cache.models.load` raises, `RequestError`, and `UnknownBackend`. Not thread-safe.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str] = "tiny",
+        *,
+        backend: str = "torch",
+        memory: str | int = "256M",
+        full_pages: int | None = None,
+        swa_pages: int | None = None,
+        scratch_pages: int | None = None,
+        page_size: int | None = None,
+        retention: str = "prompt_end+branch",
+        policy: str = "lru",
+        max_running: int = 8,
+        max_step_tokens: int = 512,
+        mtp: bool = True,
+        dtype: str | None = None,
+        device: str = "cpu",
+        progress: Callable[[int, int], None] | None = None,
+    ) -> None:
+        need("torch")
+        kernels_class = get(backend)
+        for name, value in (("max_running", max_running), ("max_step_tokens", max_step_tokens)):
+            if not 1 <= value <= 1 << 16:
+                raise RequestError(f"{name} is {value}, allowed is 1 to {1 << 16}")
+        self.path = TINY if path == "tiny" else Path(path)
+        self.tokenizer = Tokenizer(self.path)
+        config, weights = load(self.path, dtype=dtype, device=device, mtp=mtp, progress=progress)
+        self.config: ModelConfig = config
+        kv_dtype = KV_DTYPES[str(weights.embed.dtype).removeprefix("torch.")]
+        self.geometry = Geometry.from_file(
+            self.path / "config.json",
+            mtp_heads=config.mtp_heads,
+            page_size=page_size or default_page(config.window_keys - 1),
+            kv_dtype=kv_dtype,
+        )
+        if full_pages is None and swa_pages is None:
+            pages = budget.plan(
+                self.geometry,
+                budget.parse_bytes(memory),
+                max_running=max_running,
+                max_step_tokens=max_step_tokens,
+            )
+        else:
+            pages = budget.Budget(full_pages or 0, swa_pages or 0, scratch_pages or 0)
+        self.cache = PrefixCache(
+            self.geometry,
+            full_pages=pages.full_pages,
+            swa_pages=pages.swa_pages,
+            scratch_pages=pages.scratch_pages,
+            retention=retention,
+            policy=policy,
+        )
+        shape = Shape(
+            self.geometry.page_size,
+            config.window_keys,
+            config.experts_per_token,
+            config.norm_topk_prob,
+            config.routed_scaling,
+            device,
+        )
+        pools = Pools.make(
+            config,
+            page_size=self.geometry.page_size,
+            full_pages=pages.full_pages,
+            swa_pages=pages.swa_pages,
+            dtype=weights.embed.dtype,
+            device=device,
+        )
+        model = Model(config, weights, kernels_class(shape), pools)
+        self.engine = Engine(model, self.cache, max_running=max_running, max_step_tokens=max_step_tokens)
+
+    def generate(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: SamplingParams | Sequence[SamplingParams] = GREEDY,
+        *,
+        key: Key | None = None,
+        store: bool = True,
+    ) -> list[Completion]:
+        """Completes one or many prompts (texts or token ids), in order.
+
+        `params` holds for all, or one for each. `key` is their namespace; `store=False` reads the cache and publishes
+        nothing. Raises `RequestError` for a request that model or pools can never serve, before any is run where that
+        can be known; then nothing of the call stays queued.
+        """
+        many = cast(list[Prompt], [prompts] if _is_one(prompts) else list(prompts))
+        each = [params] * len(many) if isinstance(params, SamplingParams) else list(params)
+        if len(each) != len(many):
+            raise RequestError(f"there are {len(each)} parameters for {len(many)} prompts, allowed is one or as many")
+        begin = time.perf_counter()
+        uids: list[int] = []
+        made: dict[int, list[Output]] = {}
+        try:
+            for prompt, param in zip(many, each, strict=True):
+                uids.append(self.engine.add(self._ids(prompt), param, key=key, store=store))
+            while self.engine.busy:
+                for output in self.engine.step():
+                    made.setdefault(output.uid, []).append(output)
+        finally:
+            for uid in uids:
+                self.engine.abort(uid)
+        return [self._completion(made[uid], begin) for uid in uids]
+
+    def stream(
+        self, prompt: Prompt, params: SamplingParams = GREEDY, *, key: Key | None = None, store: bool = True
+    ) -> Iterator[Piece]:
+        """Completes one prompt token by token. Closing the iterator early aborts the request."""
+        decoder = self.tokenizer.stream()
+        uid = self.engine.add(self._ids(prompt), params, key=key, store=store)
+        try:
+            while self.engine.busy:
+                for output in self.engine.step():
+                    if output.uid == uid:
+                        yield Piece(decoder.step(output.token), output.token, output.finish, output.report)
+                        if output.finish:
+                            return
+        finally:
+            self.engine.abort(uid)
+
+    def _ids(self, prompt: Prompt) -> Sequence[int]:
+        return self.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
+
+    def _completion(self, outputs: list[Output], begin: float) -> Completion:
+        import torch  # noqa: PLC0415  optional
+
+        ids = [o.token for o in outputs]
+        logits = torch.stack([o.logits for o in outputs]) if outputs[0].logits is not None else None
+        finish = outputs[-1].finish or "length"
+        return Completion(self.tokenizer.decode(ids), ids, finish, outputs[0].at - begin, outputs[0].report, logits)
+
+
+def default_page(window: int) -> int:
+    """The largest power of two that is at most W and 64; 64 without a window."""
+    return 1 << (min(window, 64).bit_length() - 1) if window > 0 else 64
+
+
+def _is_one(prompts: Any) -> bool:
+    """A text, or token ids themselves."""
+    return isinstance(prompts, str) or (len(prompts) > 0 and not isinstance(prompts[0], str | Sequence | np.ndarray))
