@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 from collections.abc import Iterator
@@ -17,6 +18,7 @@ import checkpoints
 from mimo_cache import ConfigError
 from mimo_cache.models import CheckpointError, DenseWeights, ModelConfig, ModelWeights, MoeWeights, load
 from mimo_cache.models.checkpoint import Checkpoint
+from mimo_cache.models.progress import bar
 
 
 def walk(node: Any, path: str = "") -> Iterator[tuple[str, Tensor]]:
@@ -230,12 +232,29 @@ def test_arguments(tmp_path: Path) -> None:
             load(path, device=device)
 
 
+def test_the_bar_is_for_terminals(tmp_path: Path) -> None:
+    class Screen(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    assert bar(io.StringIO()) is None
+    screen = Screen()
+    path = checkpoints.checkpoint(tmp_path, "flash")
+    load(path, progress=bar(screen))
+    text = screen.getvalue()
+    assert text.count("\n") == 1
+    assert text.endswith("[##############################] 100 % of 0.01 GB\n")
+    lines = text.split("\r")[1:]
+    # One line for each percent at most, whatever the number of tensors.
+    assert len(lines) == len(set(lines)) <= 101
+
+
 def test_transformers_loads_the_same_values(tmp_path: Path) -> None:
     from transformers import MiMoV2FlashForCausalLM  # noqa: PLC0415  seconds to import
     from transformers.utils import logging  # noqa: PLC0415
 
-    logging.set_verbosity_error()  # type: ignore[no-untyped-call]
-    logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
     config = checkpoints.both_spellings(checkpoints.small("flash"))
     split = checkpoints.weights(config)
     path = checkpoints.write(tmp_path, config, split)
