@@ -50,7 +50,7 @@ def test_the_second_prompt_reuses_the_first(capsys: pytest.CaptureFixture[str]) 
 )
 def test_errors_are_one_sentence(words: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["generate", "--prompt", PROMPT, *words]) == 2
-    out, err = capsys.readouterr()
+    err = capsys.readouterr().err
     assert says in err
     assert len(err.splitlines()) == 1
     assert "Traceback" not in err
