@@ -5,12 +5,10 @@ from __future__ import annotations
 import os
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias, cast
-
-import numpy as np
 
 from mimo_cache import Geometry, Key, OutOfPages, PrefixCache, Report
 from mimo_cache.kernels import get
@@ -180,7 +178,7 @@ class LLM:
 
     def stream(
         self, prompt: Prompt, params: SamplingParams = GREEDY, *, key: Key | None = None, store: bool = True
-    ) -> Iterator[Piece]:
+    ) -> Generator[Piece, None, None]:
         """Completes one prompt token by token. Closing the iterator early aborts the request. Streams and calls of
         `generate` may be mixed: a step serves all of them, whoever asks for it."""
         decoder = self.tokenizer.stream()
@@ -244,4 +242,8 @@ def default_page(window: int) -> int:
 
 def _is_one(prompts: Any) -> bool:
     """A text, or token ids themselves."""
-    return isinstance(prompts, str) or (len(prompts) > 0 and not isinstance(prompts[0], str | Sequence | np.ndarray))
+    if isinstance(prompts, str):
+        return True
+    first = prompts[0] if len(prompts) else ""
+    sized = hasattr(first, "__len__") and getattr(first, "ndim", 1) != 0
+    return not isinstance(first, str) and not sized
