@@ -9,7 +9,9 @@ PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3.14 python3; 
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
 VENV := .venv
 BIN := $(VENV)/bin
+# uv links wheels out of its cache instead of unpacking them again: torch alone is 5 GB in each environment otherwise.
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+UV := $(BIN)/python -m uv pip install --quiet --python $(BIN)/python
 RUST_SOURCES := $(shell find src -name '*.rs') Cargo.toml pyproject.toml $(wildcard Cargo.lock)
 PY_TREES := $(wildcard python tests benches)
 
@@ -21,8 +23,9 @@ $(VENV)/.tools: pyproject.toml
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); \
 		echo "$(PYTHON) cannot make a virtual environment; on Debian install python3-venv" >&2; exit 1; }
 	@$(BIN)/python -c 'import tomllib; p = tomllib.load(open("pyproject.toml", "rb"))["project"]; e = p["optional-dependencies"]; \
-		print("\n".join(p["dependencies"] + e["report"] + e["dev"]))' > $(VENV)/requirements.txt
-	$(PIP) --requirement $(VENV)/requirements.txt
+		print("\n".join(p["dependencies"] + e["report"] + e["runner"] + e["dev"]))' > $(VENV)/requirements.txt
+	$(PIP) "uv>=0.9,<1"
+	$(UV) --requirement $(VENV)/requirements.txt
 	@touch $@
 
 # The extension in release mode and the editable package. Done again only when a Rust source changes.

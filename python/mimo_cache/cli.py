@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import mimo_cache
-from mimo_cache import replay
+from mimo_cache import generate, replay
 from mimo_cache._parser import Parser
 
 
@@ -25,6 +25,7 @@ def parser() -> argparse.ArgumentParser:
     top.add_argument("--version", action="version", version=f"mimo-cache {mimo_cache.__version__}")
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND", parser_class=Parser)
     replay.add_arguments(commands.add_parser("replay", help="a trace through a cache of a given size: its hit rate"))
+    generate.add_arguments(commands.add_parser("generate", help="text from a checkpoint, through the cache"))
     # These two read their own arguments; they stand here for --help.
     commands.add_parser("demo", add_help=False, help="real sessions through the cache, every page checked")
     commands.add_parser("bench", add_help=False, help="measure the cache against its peers")
@@ -40,7 +41,8 @@ def _run(argv: list[str]) -> int:
         from mimo_cache import bench  # noqa: PLC0415
 
         return bench.main(argv[1:])
-    return replay.command(parser().parse_args(argv))
+    options = parser().parse_args(argv)
+    return int(options.run(options))
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -85,6 +85,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "Sends every request of a trace through the cache and reports the token hit rate: usable prompt tokens over "
         "prompt tokens in full blocks."
     )
+    parser.set_defaults(run=command)
     parser.add_argument("trace", help="JSON lines, plain or gzip; the format is in docs/replay.md")
     parser.add_argument(
         "--model",

@@ -2,8 +2,8 @@
 
 A step opens waiting requests, gives running ones slots (one token for each that decodes, chunks of prompts while the
 step's token budget lasts), fills the page tables, runs the cache's plan, the trunk, samples, writes the MTP rows that
-became final, and commits. It holds no cache logic: what to copy, rebuild, write and keep is the cache's plan. A CPU step
-has ended when its call returns, so it is retired at once.
+became final, and commits. It holds no cache logic: what to copy, rebuild, write and keep is the cache's plan. A CPU
+step has ended when its call returns, so it is retired at once.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ T = TypeVar("T")
 
 @dataclass(slots=True)
 class Output:
-    """One new token of one request. logits: fp32 [vocab], where asked for. finish: None while it goes on, else "stop" or
-    "length". report: where the prompt's tokens came from. at: time of `time.perf_counter` when it was sampled."""
+    """One new token of one request. logits: fp32 [vocab], where asked for. finish: None while it goes on, else "stop"
+    or "length". report: where the prompt's tokens came from. at: `time.perf_counter` when it was sampled."""
 
     uid: int
     token: int
@@ -100,17 +100,17 @@ class Engine:
 
     # --- requests -------------------------------------------------------------------------------------------------
 
-    def add(
-        self, tokens: npt.ArrayLike, params: SamplingParams, *, key: Key | None = None, store: bool = True
-    ) -> int:
+    def add(self, tokens: npt.ArrayLike, params: SamplingParams, *, key: Key | None = None, store: bool = True) -> int:
         """Queues a prompt and returns its number. `store=False` publishes nothing.
 
         Raises `RequestError` for an empty prompt, ids outside the vocabulary, and more positions than the model has.
         """
         ids = np.asarray(tokens)
-        if ids.ndim != 1 or not np.issubdtype(ids.dtype, np.integer) or not len(ids):
+        if ids.size == 0:
+            raise RequestError("the prompt is empty, allowed is at least one token")
+        if ids.ndim != 1 or not np.issubdtype(ids.dtype, np.integer):
             raise RequestError(
-                f"a prompt has shape {ids.shape} and dtype {ids.dtype}, allowed is one axis of at least one integer"
+                f"a prompt has shape {ids.shape} and dtype {ids.dtype}, allowed is one axis of integers"
             )
         vocab, longest = self.model.config.vocab_size, self.model.config.max_positions
         if int(ids.min()) < 0 or int(ids.max()) >= vocab:
@@ -282,9 +282,7 @@ class Engine:
             lane = self.fresh[seq]
             ends = [max(start, min(end, lane.known - k - 1)) for k in range(self.heads)]
             pages = np.array([page], np.int64)
-            works.append(
-                MtpWork([start] * self.heads, ends, 0, lane.ids[: lane.known], start // self.page, pages)
-            )
+            works.append(MtpWork([start] * self.heads, ends, 0, lane.ids[: lane.known], start // self.page, pages))
         if works:
             with self.model.kernels.guard():
                 self.model.write_mtp(works)

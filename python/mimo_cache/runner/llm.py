@@ -7,7 +7,9 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias, cast
+
+import numpy as np
 
 from mimo_cache import Geometry, Key, PrefixCache, Report
 from mimo_cache.kernels import get
@@ -27,7 +29,9 @@ TINY = Path(__file__).parent.parent / "models" / "tiny"
 """The checkpoint that comes with the package; its name is "tiny"."""
 KV_DTYPES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
 
-Prompt = str | Sequence[int]
+GREEDY = SamplingParams()
+
+Prompt: TypeAlias = str | Sequence[int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,7 +145,7 @@ class LLM:
     def generate(
         self,
         prompts: Prompt | Sequence[Prompt],
-        params: SamplingParams | Sequence[SamplingParams] = SamplingParams(),
+        params: SamplingParams | Sequence[SamplingParams] = GREEDY,
         *,
         key: Key | None = None,
         store: bool = True,
@@ -152,7 +156,7 @@ class LLM:
         nothing. Raises `RequestError` for a request that model or pools can never serve, before any is run where that
         can be known; then nothing of the call stays queued.
         """
-        many = [prompts] if _is_one(prompts) else list(prompts)
+        many = cast(list[Prompt], [prompts] if _is_one(prompts) else list(prompts))
         each = [params] * len(many) if isinstance(params, SamplingParams) else list(params)
         if len(each) != len(many):
             raise RequestError(f"there are {len(each)} parameters for {len(many)} prompts, allowed is one or as many")
@@ -171,7 +175,7 @@ class LLM:
         return [self._completion(made[uid], begin) for uid in uids]
 
     def stream(
-        self, prompt: Prompt, params: SamplingParams = SamplingParams(), *, key: Key | None = None, store: bool = True
+        self, prompt: Prompt, params: SamplingParams = GREEDY, *, key: Key | None = None, store: bool = True
     ) -> Iterator[Piece]:
         """Completes one prompt token by token. Closing the iterator early aborts the request."""
         decoder = self.tokenizer.stream()
@@ -205,8 +209,4 @@ def default_page(window: int) -> int:
 
 def _is_one(prompts: Any) -> bool:
     """A text, or token ids themselves."""
-    return isinstance(prompts, str) or (len(prompts) > 0 and not isinstance(prompts[0], str) and not _sequence(prompts[0]))
-
-
-def _sequence(item: Any) -> bool:
-    return hasattr(item, "__len__")
+    return isinstance(prompts, str) or (len(prompts) > 0 and not isinstance(prompts[0], str | Sequence | np.ndarray))
