@@ -85,6 +85,8 @@ class Engine:
         self.running: list[Lane] = []
         self.fresh: dict[int, Lane] = {}
         self.tally = Tally()
+        self.watch: Callable[[Lane, Work], None] | None = None
+        """Called for each sequence of a step when its rows are written and not yet committed, for checks."""
         self.next_uid, self.next_step = 0, 1
         self._full = np.zeros((max_running, 64), np.int32)
         self._swa = np.zeros((max_running, max(1, cache.swa_width(max_step_tokens))), np.int32)
@@ -109,9 +111,7 @@ class Engine:
         if ids.size == 0:
             raise RequestError("the prompt is empty, allowed is at least one token")
         if ids.ndim != 1 or not np.issubdtype(ids.dtype, np.integer):
-            raise RequestError(
-                f"a prompt has shape {ids.shape} and dtype {ids.dtype}, allowed is one axis of integers"
-            )
+            raise RequestError(f"a prompt has shape {ids.shape} and dtype {ids.dtype}, allowed is one axis of integers")
         vocab, longest = self.model.config.vocab_size, self.model.config.max_positions
         if int(ids.min()) < 0 or int(ids.max()) >= vocab:
             bad = int(ids.min()) if int(ids.min()) < 0 else int(ids.max())
@@ -227,6 +227,9 @@ class Engine:
                     done, lane.mtp_done = lane.mtp_done, [lane.final(k) for k in range(self.heads)]
                     mtp.append(MtpWork(done, lane.mtp_done, 0, lane.ids[: lane.known], work.swa_base, work.swa_pages))
             self.model.write_mtp(mtp)
+        if self.watch is not None:
+            for lane, work in zip(batch, works, strict=True):
+                self.watch(lane, work)
         self.core(self.cache.commit_many, [lane.seq for lane in batch], computed, sampled)
         self.tally.computed += sum(computed)
         ended = {output.uid for output in outputs if output.finish}
