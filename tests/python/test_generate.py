@@ -106,8 +106,9 @@ def test_stop_tokens(llm: LLM) -> None:
 
 
 def test_one_impossible_prompt_among_good_ones_leaves_nothing_queued(llm: LLM) -> None:
+    prompts: list[str | list[int]] = [PROMPT, [65] * (llm.config.max_positions + 1)]
     with pytest.raises(RequestError, match="the model's positions"):
-        llm.generate([PROMPT, [65] * (llm.config.max_positions + 1)])
+        llm.generate(prompts)
     assert not llm.engine.busy
     assert llm.cache.stats().open_sequences == 0
     assert llm.generate([PROMPT], SamplingParams(max_tokens=2))[0].finish == "length"
