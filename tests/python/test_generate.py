@@ -50,7 +50,7 @@ def test_the_second_prompt_reuses_the_first(capsys: pytest.CaptureFixture[str]) 
 )
 def test_errors_are_one_sentence(words: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["generate", "--prompt", PROMPT, *words]) == 2
-    out, err = capsys.readouterr()
+    err = capsys.readouterr().err
     assert says in err
     assert len(err.splitlines()) == 1
     assert "Traceback" not in err
@@ -106,8 +106,9 @@ def test_stop_tokens(llm: LLM) -> None:
 
 
 def test_one_impossible_prompt_among_good_ones_leaves_nothing_queued(llm: LLM) -> None:
+    prompts: list[str | list[int]] = [PROMPT, [65] * (llm.config.max_positions + 1)]
     with pytest.raises(RequestError, match="the model's positions"):
-        llm.generate([PROMPT, [65] * (llm.config.max_positions + 1)])
+        llm.generate(prompts)
     assert not llm.engine.busy
     assert llm.cache.stats().open_sequences == 0
     assert llm.generate([PROMPT], SamplingParams(max_tokens=2))[0].finish == "length"

@@ -30,8 +30,9 @@ def run(command: list[str], cwd: Path, limit: int) -> subprocess.CompletedProces
 
 def test_every_shell_block_is_covered() -> None:
     """A new block needs a test of its own kind here."""
-    kinds = ["make" if b.startswith("make ") else "replay" if "mimo-cache replay" in b else "?" for b in blocks("sh")]
-    assert kinds == ["make", "make", "replay"]
+    words = ("make ", "mimo-cache generate", "mimo-cache replay")
+    kinds = [next((w.split()[-1] for w in words if w in b), "?") for b in blocks("sh")]
+    assert kinds == ["make", "make", "generate", "replay"]
 
 
 @pytest.mark.slow
@@ -57,6 +58,13 @@ def test_replay_of_the_printed_trace(tmp_path: Path) -> None:
     result = json.loads(out.splitlines()[-1])
     assert result["ceiling"] == pytest.approx(100 / 220, abs=1e-6)
     assert result["token_hit_rate"] == pytest.approx(100 / 220, abs=1e-6)
+
+
+def test_generate_as_printed(tmp_path: Path) -> None:
+    (block,) = [b for b in blocks("sh") if "mimo-cache generate" in b]
+    (tmp_path / ".venv").symlink_to(Path(sys.executable).parents[1])
+    out = run(["bash", "-euo", "pipefail", "-c", block], tmp_path, 120).stdout
+    assert out.startswith("The class statement")
 
 
 def test_the_code_runs(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias, cast
@@ -176,7 +176,7 @@ class LLM:
 
     def stream(
         self, prompt: Prompt, params: SamplingParams = GREEDY, *, key: Key | None = None, store: bool = True
-    ) -> Iterator[Piece]:
+    ) -> Generator[Piece]:
         """Completes one prompt token by token. Closing the iterator early aborts the request."""
         decoder = self.tokenizer.stream()
         uid = self.engine.add(self._ids(prompt), params, key=key, store=store)
