@@ -28,6 +28,7 @@ def generator(path: Path, prompt: list[int], new: int) -> tuple[Generate | None,
         return None, "transformers, which is not installed"
     import transformers  # noqa: PLC0415  optional
 
+    transformers.utils.logging.disable_progress_bar()
     best: tuple[float, Generate, str] | None = None
     problem = ""
     for attention in ATTENTION:

@@ -25,6 +25,7 @@ from mimo_cache.runner import LLM, SamplingParams
 BACKENDS = ("reference", "torch")
 PAGE = 16
 PROMPT = 8192
+"""Prompt tokens, fewer for a model with fewer positions."""
 REUSED = 0.9
 """Share of the prompt's whole pages that is reused, rounded up."""
 BATCHES = (1, 8)
@@ -100,8 +101,9 @@ def _ttft(options: Options) -> list[Figure]:
     out = []
     for backend in BACKENDS:
         prompt = max(20 * PAGE, int(PROMPT * options.scale) // PAGE * PAGE)
-        reused = -(-int(prompt * REUSED) // PAGE) * PAGE
         llm, rng = _llm(options, backend, 4 * prompt, 1), np.random.default_rng(0)
+        prompt = min(prompt, llm.config.max_positions - PAGE)
+        reused = -(-int(prompt * REUSED) // PAGE) * PAGE
         prefix = _tokens(llm, rng, reused)
         llm.generate([prefix], ONE)
         cached, plain = [], []
