@@ -44,7 +44,7 @@ def bits_per_byte(net: Net, ids: Tensor, context: int, first: int = 0) -> float:
         end = start + len(piece) - 1
         skip = max(counted - start, 0)
         if end > counted:
-            with torch.inference_mode():
+            with torch.no_grad():
                 logits = net(piece[None, :-1])[0, skip:]
             total += F.cross_entropy(logits, piece[skip + 1 :], reduction="sum").item()
             counted = end
@@ -55,7 +55,7 @@ def greedy(net: Net, prompts: Tensor, count: int) -> Tensor:
     """[B, P + count]: prompts [B, P] and what the trunk continues them with. Goes on after the end of a document."""
     ids = prompts
     for _ in range(count):
-        with torch.inference_mode():
+        with torch.no_grad():
             ids = torch.cat((ids, net.lm_head(net.hidden(ids)[:, -1:]).argmax(-1)), dim=1)
     return ids
 
@@ -69,7 +69,7 @@ def accept_lengths(net: Net, ids: Tensor, prompt: int) -> list[int]:
     one pass over the text gives every head's draft."""
     n, heads = len(ids), net.shape.mtp_heads
     drafts = []
-    with torch.inference_mode():
+    with torch.no_grad():
         hidden = net.hidden(ids[None, : n - 1])
         for k in range(heads):
             tokens = torch.cat((ids[k + 1 :], ids.new_full((k,), EOS)))
