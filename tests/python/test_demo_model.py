@@ -179,7 +179,7 @@ def test_what_kinds_of_turns_share_with_the_turn_before() -> None:
                 assert len(turn.prompt) > len(start)
             elif turn.kind == "retry":
                 assert turn.prompt == before.prompt
-                assert turn.draw is not None
+                assert turn.seed != before.seed
             elif turn.kind == "edit":
                 assert turn.prompt != before.prompt
                 assert turn.prompt[: len(SYSTEM)] == before.prompt[: len(SYSTEM)]
@@ -204,9 +204,8 @@ def compared(exact: bool, change: Callable[[Any, list[Rows]], None], tokens: tup
     mine, my_rows = logits.clone(), [Rows(2, [rows[2:].clone()], 6)]
     change(mine, my_rows)
     verdict = Verdict(exact)
-    turn = Turn(
-        Session(1, 1000, [("a", "b" * 5000)], lambda text: [0] * len(text), np.random.default_rng(0)), "read", [1]
-    )
+    session = Session(1, 1000, [("a", "b" * 5000)], lambda text: [0] * len(text), np.random.default_rng(0))
+    turn = Turn(session, "read", [1], 0)
     verdict.turn(
         7, turn, completion(list(tokens), mine), completion([1, 2], logits), my_rows, [Rows(0, [rows[:3], rows[3:]], 6)]
     )

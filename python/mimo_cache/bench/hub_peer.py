@@ -22,7 +22,7 @@ Generate = Callable[[], list[int]]
 def generator(path: Path, prompt: list[int], new: int) -> tuple[Generate | None, str]:
     """What makes `new` greedy tokens behind `prompt`, and its name; None and the reason where that cannot be run.
 
-    fp32, inference mode, KV cache, no end token, torch's setting of threads, as on our side.
+    fp32, inference mode, KV cache, no end token; threads as torch is set, as on our side.
     """
     if find_spec("transformers") is None:
         return None, "transformers, which is not installed"

@@ -1,8 +1,9 @@
 """Plays every part of `mimo-cache bench model` and collects its figures.
 
 Times are wall times of one process, since what a caller waits for is what counts; what is compared alternates within
-one run, and every ratio is the median over these pairs. Names of figures are part of the output's contract: a check
-in `report.py` looks them up by name.
+one run, and every ratio is the median over these pairs. Everything runs on one thread: a small model gains nothing
+from more, and threads that wait for each other on a busy machine make times meaningless. Names of figures are part of
+the output's contract: a check in `report.py` looks them up by name.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+import torch
 
 from mimo_cache import Key, MimoCacheError
 from mimo_cache.bench import MODEL_PARTS, hub_peer
@@ -45,6 +47,15 @@ class Options:
 
 def run(options: Options) -> list[Figure]:
     """All figures of the chosen parts."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        return _run(options)
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _run(options: Options) -> list[Figure]:
     parts: dict[str, Callable[[Options], list[Figure]]] = {
         "ttft": _ttft,
         "bookkeeping": _bookkeeping,

@@ -53,7 +53,7 @@ def parser() -> argparse.ArgumentParser:
         epilog="Exit code 0 only when both are identical. The canary demo has options of its own: "
         "mimo-cache demo --canary --help.",
     )
-    p.add_argument("--turns", type=whole("turns", 1, 100_000), default=60, help="turns of all sessions (default 60)")
+    p.add_argument("--turns", type=whole("turns", 1, 100_000), default=48, help="turns of all sessions (default 48)")
     p.add_argument("--seed", type=whole("seed", 0, 2**63), default=0, help="seed of the sessions (default 0)")
     p.add_argument(
         "--backend",

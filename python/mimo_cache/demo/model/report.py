@@ -120,8 +120,10 @@ def pressure(r: Result) -> list[str]:
 
 
 def sample(r: Result) -> list[str]:
-    """The longest answer of a greedy turn, behind the end of its prompt."""
-    best = max((s for s in r.served if s.kind != "retry"), key=lambda s: len(s.answer.strip()), default=r.served[0])
+    """A full answer, behind the end of its prompt: the one with the shortest prompt, since small models lose the thread
+    in long ones."""
+    longest = max(len(s.answer) for s in r.served)
+    best = min((s for s in r.served if 4 * len(s.answer) >= 3 * longest), key=lambda s: s.prompt)
     shown = (best.prompt_end + "[" + best.answer + "]").strip().splitlines()
     return [f"From turn {best.number}, the model's own text in brackets", *(f"  | {line}" for line in shown)]
 

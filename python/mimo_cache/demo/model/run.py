@@ -9,8 +9,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
 from mimo_cache import Report, Stats
+from mimo_cache.models import ModelConfig
 from mimo_cache.runner import LLM, Completion, RequestError, SamplingParams, Tally
+from mimo_cache.runner.llm import TINY
 
 from . import sabotage
 from .compare import MtpRows, Verdict
@@ -23,8 +27,8 @@ CHECKPOINTS = 48
 RETENTION = "prompt_end+seq_end+branch"
 """Answers go back into prompts, so the ends of sequences are worth keeping."""
 CHUNK = 512
-DRAWN = 0.8
-"""Temperature of retries."""
+TEMPERATURE = 0.7
+"""Of draws, where logits have the same bits and so both sides draw the same; other backends are greedy."""
 MOSTLY = 0.8
 """Share of a prompt that must be reused for the second ratio of times."""
 
@@ -36,7 +40,7 @@ class Settings:
 
     model: str = "tiny"
     backend: str = "reference"
-    turns: int = 60
+    turns: int = 48
     seed: int = 0
     sabotage: str | None = None
     longest: int = 8000
@@ -111,14 +115,24 @@ class Result:
 
 
 def run(settings: Settings, progress: Callable[[int, int, str], None] | None = None) -> Result:
-    """Serves the sessions twice and compares turn by turn.
+    """Serves the sessions twice and compares turn by turn, on one thread: a small model gains nothing from more, and
+    threads that wait for each other on a busy machine make times meaningless.
 
     Raises `RequestError` when a row is to be damaged and no turn after the first half reuses any.
     """
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        return _run(settings, progress)
+    finally:
+        torch.set_num_threads(threads)
+
+
+def _run(settings: Settings, progress: Callable[[int, int, str], None] | None) -> Result:
     begin = time.perf_counter()
-    ours, plain = engines(settings)
+    longest = longest_prompt(settings)
+    ours, plain = engines(settings, longest)
     exact = ours.engine.model.kernels.bit_exact
-    longest = min(settings.longest, ours.config.max_positions // 2)
     scenario = Scenario(settings.seed, settings.turns, longest, ours.tokenizer.encode)
     verdict = Verdict(exact)
     our_rows, plain_rows = MtpRows(ours.engine), MtpRows(plain.engine)
@@ -160,10 +174,16 @@ def run(settings: Settings, progress: Callable[[int, int, str], None] | None = N
     )
 
 
-def engines(settings: Settings) -> tuple[LLM, LLM]:
+def longest_prompt(settings: Settings) -> int:
+    """Tokens after which the longest session is compacted; its last message and an answer still fit the model."""
+    config = ModelConfig.from_path(TINY if settings.model == "tiny" else settings.model)
+    return min(settings.longest, int(0.8 * config.max_positions))
+
+
+def engines(settings: Settings, longest: int) -> tuple[LLM, LLM]:
     """The engine with the cache, and one whose cache never holds anything."""
-    ours = _engine(settings, int(FULL * settings.longest), CHECKPOINTS)
-    return ours, _engine(settings, LIVE * int(FULL * settings.longest), 0)
+    ours = _engine(settings, int(FULL * longest), CHECKPOINTS)
+    return ours, _engine(settings, LIVE * int(FULL * longest), 0)
 
 
 def _engine(settings: Settings, tokens: int, checkpoints: int) -> LLM:
@@ -183,9 +203,8 @@ def _engine(settings: Settings, tokens: int, checkpoints: int) -> LLM:
 
 
 def _params(turn: Turn, exact: bool, new: int) -> SamplingParams:
-    # Draws are compared only where logits have the same bits.
-    drawn = turn.draw is not None and exact
-    return SamplingParams(max_tokens=new, temperature=DRAWN if drawn else 0.0, seed=turn.draw or 0, keep_logits=True)
+    temperature = TEMPERATURE if exact else 0.0
+    return SamplingParams(max_tokens=new, temperature=temperature, seed=turn.seed, keep_logits=True)
 
 
 def _served(number: int, turn: Turn, a: Completion, b: Completion, beside: int, llm: LLM) -> Served:

@@ -1,7 +1,7 @@
 """The sessions: agents that read the interpreter's documentation and library, ask, and carry the answers along.
 
 All sessions start with one system prompt. A turn reads a stretch of a text and asks about it, or asks on; some turns
-are retried (the same prompt again, drawn instead of greedy), some have their question edited. When a session's prompt
+are retried (the same prompt again, with other draws), some have their question edited. When a session's prompt
 has grown to its limit, it is compacted: system prompt and last answer stay. A few sessions work at a time, in shifts:
 a session that pauses is followed by one that comes back or by a new one. What the model answers is part of the next
 prompt, so prompts are made turn by turn.
@@ -48,12 +48,12 @@ Encode = Callable[[str], list[int]]
 
 @dataclass(slots=True)
 class Turn:
-    """One request. kind: "read", "ask", "retry", "edit" or "compact". draw: seed of its draws, None for greedy."""
+    """One request. kind: "read", "ask", "retry", "edit" or "compact". seed: of its draws."""
 
     session: Session
     kind: str
     prompt: list[int]
-    draw: int | None = None
+    seed: int
 
 
 @dataclass(slots=True)
@@ -88,14 +88,12 @@ class Session:
         """The next turn, which `answer` must follow."""
         self.turns += 1
         kind = self._kind()
-        draw = None
         if kind == "compact":
             self.compactions += 1
             self.parts = [self.parts[0], self.encode("\nSummary of the work so far: ") + self.parts[-1]]
             self._message(self._read() + self._question(QUESTIONS))
         elif kind == "retry":
             self.parts.pop()
-            draw = 1000 * self.number + self.turns
         elif kind == "edit":
             del self.parts[-2:]
             self._message(self.seen + self._question(CORRECTIONS))
@@ -105,7 +103,7 @@ class Session:
         else:
             self._message(self._read() + self._question(QUESTIONS))
         self.last = kind
-        return Turn(self, kind, [token for part in self.parts for token in part], draw)
+        return Turn(self, kind, [token for part in self.parts for token in part], 1000 * self.number + self.turns)
 
     def answer(self, tokens: list[int]) -> None:
         """What the model said, which is now part of the session."""
