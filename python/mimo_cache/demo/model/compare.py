@@ -42,7 +42,7 @@ class MtpRows:
     def __init__(self, engine: Engine) -> None:
         self.engine = engine
         self.found: dict[int, list[Rows]] = {}
-        engine.watch = self._see
+        engine.on_rows = self._see
 
     def take(self) -> list[list[Rows]]:
         """For each request since the last call, in order of arrival: the rows of each head."""
