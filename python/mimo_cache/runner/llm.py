@@ -65,7 +65,8 @@ class LLM:
     - `backend`: "torch", or "reference", whose bits do not depend on what is cached.
     - `memory`: bytes of all pools ("512M", "8G"), or `full_pages`, `swa_pages` and `scratch_pages` one by one.
     - `page_size`: tokens per page; by default the largest power of two up to the window W and 64.
-    - `retention`, `policy`: as for `PrefixCache`.
+    - `retention`, `policy`: as for `PrefixCache`; by default with the ends of answers, which the
+      next turn repeats.
     - `max_running`: sequences in one step; `max_step_tokens`: their rows, which bounds a prefill chunk.
     - `dtype`: of weights and KV, by default float32 on the CPU and the config's elsewhere.
 
@@ -82,7 +83,7 @@ class LLM:
         swa_pages: int | None = None,
         scratch_pages: int | None = None,
         page_size: int | None = None,
-        retention: str = "prompt_end+branch",
+        retention: str = "prompt_end+seq_end+branch",
         policy: str = "lru",
         max_running: int = 8,
         max_step_tokens: int = 512,
