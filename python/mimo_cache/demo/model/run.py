@@ -24,8 +24,6 @@ FULL = 1.6
 """Tokens of the cache's full pool, as a multiple of the longest session's: fewer than the sessions have together."""
 CHECKPOINTS = 48
 """SWA pages for checkpoints, beside windows and scratch."""
-RETENTION = "prompt_end+seq_end+branch"
-"""Answers go back into prompts, so the ends of sequences are worth keeping."""
 CHUNK = 512
 TEMPERATURE = 0.7
 """Of draws, where logits have the same bits and so both sides draw the same; other backends are greedy."""
@@ -196,7 +194,6 @@ def _engine(settings: Settings, tokens: int, checkpoints: int) -> LLM:
         full_pages=tokens // page,
         swa_pages=scratch + 6 * LIVE + checkpoints,
         scratch_pages=scratch,
-        retention=RETENTION,
         max_running=LIVE,
         max_step_tokens=CHUNK,
     )
