@@ -86,6 +86,8 @@ class Engine:
         self.running: list[Lane] = []
         self.fresh: dict[int, Lane] = {}
         self.tally = Tally()
+        self.on_rows: Callable[[Lane, Work], None] | None = None
+        """Called for each sequence of a step when its rows are written and not yet committed, for checks."""
         self.next_uid, self.next_step = 0, 1
         self.refused: int | None = None
         self._full = np.zeros((max_running, 64), np.int32)
@@ -266,6 +268,9 @@ class Engine:
                         pages = held.astype(np.int64)
                     mtp.append(MtpWork(done, lane.mtp_done, 0, lane.ids[: lane.known], base, pages))
             self.model.write_mtp(mtp)
+        if self.on_rows is not None:
+            for lane, work in zip(batch, works, strict=True):
+                self.on_rows(lane, work)
         self.core(self.cache.commit_many, [lane.seq for lane in batch], computed, sampled)
         self.tally.computed += sum(computed)
         ended = {output.uid for output in outputs if output.finish}

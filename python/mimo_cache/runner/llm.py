@@ -63,7 +63,8 @@ class LLM:
     - `backend`: "torch", or "reference", whose bits do not depend on what is cached.
     - `memory`: bytes of all pools ("512M", "8G"), or `full_pages`, `swa_pages` and `scratch_pages` one by one.
     - `page_size`: tokens per page; by default the largest power of two up to the window W and 64.
-    - `retention`, `policy`: as for `PrefixCache`.
+    - `retention`, `policy`: as for `PrefixCache`; by default with the ends of answers, which the
+      next turn repeats.
     - `max_running`: sequences in one step; `max_step_tokens`: their rows, which bounds a prefill chunk.
     - `dtype`: of weights and KV, by default float32 on the CPU and the config's elsewhere.
 
@@ -80,7 +81,7 @@ class LLM:
         swa_pages: int | None = None,
         scratch_pages: int | None = None,
         page_size: int | None = None,
-        retention: str = "prompt_end+branch",
+        retention: str = "prompt_end+seq_end+branch",
         policy: str = "lru",
         max_running: int = 8,
         max_step_tokens: int = 512,
@@ -178,7 +179,7 @@ class LLM:
 
     def stream(
         self, prompt: Prompt, params: SamplingParams = GREEDY, *, key: Key | None = None, store: bool = True
-    ) -> Generator[Piece, None, None]:
+    ) -> Generator[Piece]:
         """Completes one prompt token by token. Closing the iterator early aborts the request. Streams and calls of
         `generate` may be mixed: a step serves all of them, whoever asks for it."""
         decoder = self.tokenizer.stream()
