@@ -40,6 +40,7 @@ demo: build
 
 # Everything of docs/performance.md, beside a peer where one is installed (benches/README.md); about 20 minutes.
 bench: build
+	$(BIN)/mimo-cache bench model --json
 	$(BIN)/mimo-cache bench tree --json --plot target/growth.svg
 
 # Trains the tiny checkpoint anew: up to 50 minutes on two cores. Interrupted, it goes on where its state was last saved. To

@@ -27,7 +27,7 @@ def parser() -> argparse.ArgumentParser:
     replay.add_arguments(commands.add_parser("replay", help="a trace through a cache of a given size: its hit rate"))
     generate.add_arguments(commands.add_parser("generate", help="text from a checkpoint, through the cache"))
     # These two read their own arguments; they stand here for --help.
-    commands.add_parser("demo", add_help=False, help="real sessions through the cache, every page checked")
+    commands.add_parser("demo", add_help=False, help="a model with the cache and without it, bit for bit")
     commands.add_parser("bench", add_help=False, help="measure the cache against its peers")
     return top
 

@@ -9,7 +9,7 @@ torch = pytest.importorskip("torch", reason="the runner needs torch")
 from mimo_cache import cli  # noqa: E402
 from mimo_cache.runner import LLM, RequestError, SamplingParams  # noqa: E402
 
-PROMPT = "The class statement"
+PROMPT = "The class statement defines"
 
 
 @pytest.fixture(scope="module")
@@ -23,7 +23,7 @@ def test_text_streams_and_figures_go_to_stderr(capsys: pytest.CaptureFixture[str
     assert out.startswith(PROMPT)
     assert out.endswith("\n")
     assert len(out) >= len(PROMPT) + 40
-    assert "19 prompt tokens, 0 reused; 48 new" in err
+    assert "27 prompt tokens, 0 reused; 48 new" in err
 
 
 def test_the_second_prompt_reuses_the_first(capsys: pytest.CaptureFixture[str]) -> None:
@@ -31,7 +31,7 @@ def test_the_second_prompt_reuses_the_first(capsys: pytest.CaptureFixture[str]) 
     words = ["generate", "--prompt", text, "--prompt", text + " and", "--max-tokens", "4", "--json"]
     assert cli.main(words) == 0
     first, second = json.loads(capsys.readouterr().out.splitlines()[-1])["completions"]
-    assert (first["reused"], second["reused"]) == (0, 64)
+    assert (first["reused"], second["reused"]) == (0, 96)
     assert second["prompt_tokens"] == second["reused"] + sum(second["misses"].values())
 
 
@@ -50,7 +50,7 @@ def test_the_second_prompt_reuses_the_first(capsys: pytest.CaptureFixture[str]) 
 )
 def test_errors_are_one_sentence(words: list[str], says: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["generate", "--prompt", PROMPT, *words]) == 2
-    out, err = capsys.readouterr()
+    err = capsys.readouterr().err
     assert says in err
     assert len(err.splitlines()) == 1
     assert "Traceback" not in err
@@ -72,7 +72,7 @@ def test_the_checkpoint_writes_words(llm: LLM) -> None:
     from pydoc_data.topics import topics  # noqa: PLC0415
 
     known = {w.lower() for text in topics.values() for w in text.split()}
-    text = llm.generate("The class statement ", SamplingParams(max_tokens=300))[0].text
+    text = llm.generate(PROMPT, SamplingParams(max_tokens=300))[0].text
     words = text.split()[1:-1]
     assert len(words) > 20
     assert sum(w.lower() in known for w in words) / len(words) > 0.8
@@ -106,8 +106,9 @@ def test_stop_tokens(llm: LLM) -> None:
 
 
 def test_one_impossible_prompt_among_good_ones_leaves_nothing_queued(llm: LLM) -> None:
+    prompts: list[str | list[int]] = [PROMPT, [65] * (llm.config.max_positions + 1)]
     with pytest.raises(RequestError, match="the model's positions"):
-        llm.generate([PROMPT, [65] * (llm.config.max_positions + 1)])
+        llm.generate(prompts)
     assert not llm.engine.busy
     assert llm.cache.stats().open_sequences == 0
     assert llm.generate([PROMPT], SamplingParams(max_tokens=2))[0].finish == "length"
