@@ -109,13 +109,20 @@ class Engine:
 
         Raises `RequestError` for an empty prompt, ids outside the vocabulary, and more positions than the model has.
         """
+        if not isinstance(params, SamplingParams):
+            raise RequestError(f"params is of type {type(params).__name__}, allowed is SamplingParams")
+        if isinstance(tokens, str | bytes | bytearray | memoryview):
+            raise RequestError(f"a prompt is of type {type(tokens).__name__}, allowed is one axis of integers")
         try:
             ids = np.asarray(tokens)
-        except ValueError as error:
-            raise RequestError("a prompt has rows of unequal length, allowed is one axis of integers") from error
+        except Exception as error:  # whatever an array of somebody's own raises
+            said = " ".join(str(error).split())[:100]
+            raise RequestError(
+                f"a prompt is no array of token ids, allowed is one axis of integers ({said})"
+            ) from error
         if ids.size == 0:
             raise RequestError("the prompt is empty, allowed is at least one token")
-        if ids.ndim != 1 or not np.issubdtype(ids.dtype, np.integer):
+        if ids.ndim != 1 or ids.dtype.kind not in "iu":
             raise RequestError(f"a prompt has shape {ids.shape} and dtype {ids.dtype}, allowed is one axis of integers")
         vocab, longest = self.model.config.vocab_size, self.model.config.max_positions
         if int(ids.min()) < 0 or int(ids.max()) >= vocab:

@@ -18,7 +18,7 @@ from mimo_cache.models.errors import need
 
 from . import budget
 from .engine import Engine, Output
-from .errors import RequestError
+from .errors import RequestError, whole
 from .memory import Pools
 from .model import Model
 from .sampling import SamplingParams
@@ -93,9 +93,18 @@ class LLM:
         need("torch")
         kernels_class = get(backend)
         for name, value in (("max_running", max_running), ("max_step_tokens", max_step_tokens)):
-            if not 1 <= value <= 1 << 16:
-                raise RequestError(f"{name} is {value}, allowed is 1 to {1 << 16}")
-        self.path = TINY if path == "tiny" else Path(path)
+            whole(name, value, 1, 1 << 16)
+        max_running, max_step_tokens = int(max_running), int(max_step_tokens)
+        if scratch_pages is not None and full_pages is None and swa_pages is None:
+            raise RequestError(
+                f"scratch_pages is {scratch_pages} without full_pages and swa_pages, allowed is all three"
+            )
+        try:
+            self.path = TINY if path == "tiny" else Path(path)
+        except TypeError as error:
+            raise RequestError(
+                f"path is of type {type(path).__name__}, allowed is str or os.PathLike of str"
+            ) from error
         self.tokenizer = Tokenizer(self.path)
         config, weights = load(self.path, dtype=dtype, device=device, mtp=mtp, progress=progress)
         self.config: ModelConfig = config
@@ -103,7 +112,7 @@ class LLM:
         self.geometry = Geometry.from_file(
             self.path / "config.json",
             mtp_heads=config.mtp_heads,
-            page_size=page_size or default_page(config.window_keys - 1),
+            page_size=default_page(config.window_keys - 1) if page_size is None else page_size,
             kv_dtype=kv_dtype,
         )
         if full_pages is None and swa_pages is None:
@@ -159,7 +168,11 @@ class LLM:
         can be known; then nothing of the call stays queued.
         """
         many = cast(list[Prompt], [prompts] if _is_one(prompts) else list(prompts))
-        each = [params] * len(many) if isinstance(params, SamplingParams) else list(params)
+        given: Any = params  # callers need not check types
+        if not isinstance(given, SamplingParams | Sequence):
+            said = f"params is of type {type(given).__name__}"
+            raise RequestError(f"{said}, allowed is SamplingParams, or a list of them")
+        each: list[SamplingParams] = [given] * len(many) if isinstance(given, SamplingParams) else list(given)
         if len(each) != len(many):
             raise RequestError(f"there are {len(each)} parameters for {len(many)} prompts, allowed is one or as many")
         begin = time.perf_counter()
@@ -242,9 +255,12 @@ def default_page(window: int) -> int:
 
 
 def _is_one(prompts: Any) -> bool:
-    """A text, or token ids themselves."""
-    if isinstance(prompts, str):
+    """A text, or token ids themselves. Raises `RequestError` for what is neither one nor a list of them."""
+    if isinstance(prompts, str | bytes | bytearray):  # of which the step loop says which are refused
         return True
-    first = prompts[0] if len(prompts) else ""
-    sized = hasattr(first, "__len__") and getattr(first, "ndim", 1) != 0
-    return not isinstance(first, str) and not sized
+    if not isinstance(prompts, Sequence) and not getattr(prompts, "ndim", 0):
+        said = f"prompts is of type {type(prompts).__name__}"
+        raise RequestError(f"{said}, allowed is a text, token ids, or a list of these")
+    if len(prompts) == 0:
+        return False
+    return not isinstance(prompts[0], str | Sequence) and getattr(prompts[0], "ndim", 0) == 0
