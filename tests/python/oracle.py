@@ -20,8 +20,8 @@ Array = npt.NDArray[np.float64]
 
 @dataclass
 class Trace:
-    """What the trunk makes of n tokens. hidden [n, hidden] is the state after the last norm; logits [n, vocab]; keys and
-    values hold one array [n, KV heads, dim] for each layer, as a cache stores them."""
+    """What the trunk makes of n tokens. hidden [n, hidden] is the state after the last norm; logits [n, vocab]; keys
+    and values hold one array [n, KV heads, dim] for each layer, as a cache stores them."""
 
     hidden: Array
     logits: Array
@@ -31,7 +31,7 @@ class Trace:
 
 @dataclass
 class Draft:
-    """What one MTP head makes of the rows whose tokens are known. logits [rows, vocab]; keys, values [rows, KV, dim]."""
+    """What one MTP head makes of rows whose tokens are known. logits [rows, vocab]; keys, values [rows, KV, dim]."""
 
     logits: Array
     keys: Array

@@ -1,7 +1,7 @@
-"""Small random models of MiMo-V2's shape, and engines that serve them."""
+"""Small random models of MiMo-V2's shape, as weights and as checkpoints, and engines that serve them."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,6 +11,9 @@ from mimo_cache import Geometry, PrefixCache
 from mimo_cache.kernels import Kernels, get
 from mimo_cache.kernels.contract import Shape
 from mimo_cache.models.config import AttentionShape, ModelConfig
+from mimo_cache.models.training.export import write
+from mimo_cache.models.training.net import Net
+from mimo_cache.models.training.settings import Shape as NetShape
 from mimo_cache.models.weights import (
     AttentionWeights,
     DenseWeights,
@@ -158,9 +161,7 @@ def parts(
     dtype = weights.embed.dtype
     pools = Pools.make(config, page_size=page, full_pages=full, swa_pages=swa, dtype=dtype, device="cpu")
     fill_nan(pools)
-    cache = PrefixCache(
-        geometry(config, page), full_pages=full, swa_pages=swa, scratch_pages=scratch, **options
-    )
+    cache = PrefixCache(geometry(config, page), full_pages=full, swa_pages=swa, scratch_pages=scratch, **options)
     return Model(config, weights, kernels(backend, config, page), pools), cache
 
 
@@ -180,6 +181,29 @@ def engine(
     return Engine(model, cache, max_running=max_running, max_step_tokens=chunk)
 
 
+def checkpoint(path: Path, seed: int = 0, max_positions: int = 4096, **changes: Any) -> Path:
+    """A directory with random weights, a tokenizer of bytes, and a config in both spellings; W 16."""
+    sizes = {"hidden": 48, "pattern": (0, 1, 1, 0), "dense": 64, "expert": 16, "experts": 4}
+    net = Net(NetShape(**{**sizes, **changes}))
+    scramble(net, seed)
+    write(net, path, max_positions)
+    return path
+
+
+def scramble(net: Any, seed: int) -> None:
+    """Random weights everywhere, sinks, biases and norms included, which a fresh network leaves at zero or one."""
+    source = torch.Generator().manual_seed(seed)
+    with torch.no_grad():
+        for name, tensor in net.state_dict().items():
+            drawn = torch.randn(tensor.shape, generator=source)
+            if "norm" in name:
+                tensor.copy_(1 + 0.2 * drawn)
+            elif tensor.ndim == 1:
+                tensor.copy_(drawn * (0.3 if "correction" in name else 1.0))
+            else:
+                tensor.copy_(drawn * (1.0 if "embed" in name else 1.5 * tensor.shape[-1] ** -0.5))
+
+
 def tokens(seed: int, n: int, vocab: int = VOCAB) -> list[int]:
     """Random token ids."""
     return [int(t) for t in np.random.default_rng(seed).integers(0, vocab, n)]
@@ -187,7 +211,8 @@ def tokens(seed: int, n: int, vocab: int = VOCAB) -> list[int]:
 
 def chunks(seed: int, n: int, most: int) -> list[int]:
     """Random chunk sizes that add up to n."""
-    source, out = np.random.default_rng(seed), []
+    source = np.random.default_rng(seed)
+    out: list[int] = []
     while sum(out) < n:
         out.append(min(int(source.integers(1, most + 1)), n - sum(out)))
     return out
@@ -199,6 +224,6 @@ def close(found: Any, want: Any, within: float = 1e-4) -> bool:
     return found.shape == want.shape and bool(np.all(np.abs(found - want) <= within))
 
 
-def distance(found: Any, want: Sequence[Any]) -> float:
+def distance(found: Any, want: Any) -> float:
     """Largest difference."""
     return float(np.abs(np.asarray(found, np.float64) - np.asarray(want, np.float64)).max())

@@ -84,12 +84,11 @@ def scene(group: Group, page: int, window: int, spans: list[tuple[int, int]], se
 def attend(kernels: Kernels, group: Group, scene: Scene, sink: Any | None) -> list[Any]:
     """The kernel's output [end - first, H, V dim] of each sequence."""
     found: list[dict[int, Any]] = [{} for _ in scene.works]
-    left = {(work.first, work.end): i for i, work in enumerate(scene.works)}
-    assert len(left) == len(scene.works), "spans must differ, so that rows can be told apart"
     for rows in kernels.cut(scene.works):
         q = torch.randn(len(rows.positions), HEADS, K_DIM)
         for span in rows.spans:
-            index = next(i for i, w in enumerate(scene.works) if w.full_pages is span.full_pages and w.swa_pages is span.swa_pages)
+            tables = [w.full_pages if group == "full" else w.swa_pages for w in scene.works]
+            index = next(i for i, t in enumerate(tables) if t is span.full_pages or t is span.swa_pages)
             for p in range(span.valid_from, span.valid_to):
                 q[span.start + p - span.first] = scene.q[index][p]
         out = kernels.attention(q, scene.k_pool, scene.v_pool, rows, group, SCALE, sink)
@@ -132,9 +131,7 @@ SPANS = {
 @pytest.mark.parametrize("spans", SPANS.values(), ids=SPANS)
 @pytest.mark.parametrize(("page", "window_keys"), [(4, 6), (1, 3), (8, 9), (16, 2), (4, 1), (4, 30)])
 @pytest.mark.parametrize("group", ["full", "swa"])
-def test_attention(
-    backend: str, group: Group, page: int, window_keys: int, spans: list[tuple[int, int]]
-) -> None:
+def test_attention(backend: str, group: Group, page: int, window_keys: int, spans: list[tuple[int, int]]) -> None:
     kernels, made = make(backend, page, window_keys), scene(group, page, window_keys - 1, spans)
     for sink in (None, torch.tensor([0.5, -2.0, 3.0, 0.0, 1.0, -0.5])):
         found, want = attend(kernels, group, made, sink), by_hand(group, made, window_keys, sink)
@@ -245,13 +242,13 @@ def experts(rows: int, seed: int = 0) -> tuple[Any, ...]:
 def moe_by_hand(parts: tuple[Any, ...], top: int, norm: bool, scaling: float) -> Any:
     x, router, bias, gate_up, down = (t.double().numpy() for t in parts)
     out = np.zeros_like(x)
-    for row, y in zip(x, out, strict=True):
+    for i, row in enumerate(x):
         s = 1 / (1 + np.exp(-router @ row))
         chosen = sorted(range(len(s)), key=lambda e: -(s[e] + bias[e]))[:top]
         total = sum(s[e] for e in chosen) + 1e-20 if norm else 1.0
         for e in chosen:
             gate, up = np.split(gate_up[e] @ row, 2)
-            y += scaling * s[e] / total * (down[e] @ (gate / (1 + np.exp(-gate)) * up))
+            out[i] += scaling * s[e] / total * (down[e] @ (gate / (1 + np.exp(-gate)) * up))
     return out
 
 

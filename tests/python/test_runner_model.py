@@ -1,4 +1,4 @@
-"""The forward pass over paged KV against an independent float64 model: logits, hidden states, KV rows, MTP rows, drafts.
+"""The forward pass over paged KV against an independent float64 model: logits, hidden states, KV and MTP rows, drafts.
 
 Each sequence runs on shuffled pages whose unwritten and outdated rows hold NaN. That a rule is pinned by these
 comparisons is shown by breaking it in the float64 model: the difference is then far above the tolerance.
@@ -126,9 +126,7 @@ def test_equals_float64_in_batches(backend: str, name: str, seed: int) -> None:
     while left := [seq for seq in seqs if seq.done < len(seq.tokens)]:
         some = [seq for seq in left if source.random() < 0.8] or left[:1]
         most = int(source.choice([1, 3, 9]))
-        runs.step(
-            [(s, min(int(source.integers(1, most + 1)), len(s.tokens) - s.done)) for s in some], draft=True
-        )
+        runs.step([(s, min(int(source.integers(1, most + 1)), len(s.tokens) - s.done)) for s in some], draft=True)
     check(runs, seqs, oracle(name))
 
 
@@ -179,7 +177,7 @@ def _sink_with_a_value(_: Oracle, args: Any) -> Array:
     old, scores, values, sink = args
     if sink is None:
         return np.asarray(old(scores, values, sink))
-    return np.asarray(old(np.append(scores, sink), np.vstack((values, np.ones(values.shape[1]))), None))
+    return np.asarray(old(np.append(scores, sink), np.vstack((values, np.ones(values.shape[1]))), None), np.float64)
 
 
 def _turn_all(_: Oracle, args: Any) -> Array:
@@ -191,7 +189,7 @@ def _pair_neighbours(_: Oracle, args: Any) -> Array:
     old, s, x, position = args
     half = s.rotary_dim // 2
     order = [*range(0, 2 * half, 2), *range(1, 2 * half, 2), *range(2 * half, len(x))]
-    out = np.zeros_like(x)
+    out: Array = np.zeros(len(x))
     out[order] = old(s, x[order], position)
     return out
 
@@ -236,17 +234,12 @@ def test_breaking_a_rule_shows(backend: str, rule: str) -> None:
     seq = runs.run(tokens(1, LENGTH), [LENGTH], draft=True)
     wrong = broken(*RULES[rule])
     trunk = wrong.trunk(seq.tokens)
+    hidden = oracle("like Flash").trunk(seq.tokens).hidden
+    heads = [wrong.draft(k, seq.tokens, hidden).logits for k in range(runs.heads)]
+    found = [torch.stack(seq.drafts[k])[: len(rows)] for k, rows in enumerate(heads)]
     moved = {
-        "trunk": distance(np.stack([np.asarray(x) for x in seq.logits]), trunk.logits),
-        "draft": max(
-            distance(
-                np.stack([np.asarray(x) for x in seq.drafts[k]])[: len(seq.drafts[k])],
-                wrong.draft(k, seq.tokens, oracle("like Flash").trunk(seq.tokens).hidden).logits[
-                    : len(seq.drafts[k])
-                ],
-            )
-            for k in range(runs.heads)
-        ),
+        "trunk": distance(torch.stack(seq.logits), trunk.logits),
+        "draft": max(distance(a, b[: len(a)]) for a, b in zip(found, heads, strict=True)),
     }
     in_trunk = rule != "MTP heads one token early"
     in_heads = rule not in ("windows in full layers too", "weights with the bias") and "experts" not in rule
@@ -276,7 +269,7 @@ def test_kernels_with_a_window_that_is_one_off_are_found_out(backend: str, wrong
         finally:
             kernels.shape = bad
 
-    right.model.forward = trunk  # type: ignore[method-assign]
+    right.model.forward = trunk
     seq = right.run(tokens(1, LENGTH), sizes, draft=True)
     found = right.differences(seq, oracle("like Flash"))
     assert found["logits"] <= NEAR
@@ -285,7 +278,7 @@ def test_kernels_with_a_window_that_is_one_off_are_found_out(backend: str, wrong
 
 @pytest.mark.parametrize("what", ["trunk", "head 0", "head 1", "head 2"])
 def test_row_i_depends_on_position_i_minus_w_and_no_further(backend: str, what: str) -> None:
-    """One SWA layer, W 5: of the stored rows before i, those from i - 5 on move row i, those before do not, bit for bit."""
+    """One SWA layer, W 5: of the rows before i, those from i - 5 on move row i, those before do not, bit for bit."""
     made = config(layer_kinds=("swa",), moe_layers=(False,))
     drawn = weights(made)
     model, _ = parts(made, drawn, backend, 4)
@@ -334,9 +327,9 @@ def test_rows_before_the_first_to_write_are_left_alone(backend: str) -> None:
     pages = np.array(again.full, np.int64)
     # SWA rows before 8 are there; full rows up to 16 are the tree's and must not be touched.
     swa = {p: again.swa.get(p) or runs2.free_swa.pop() for p in range(5)}
-    for p in (0, 1):
-        pools.swa_k[:2, swa[p]] = torch.stack([torch.stack([seq.kv[layer][i][0] for i in range(4 * p, 4 * p + 4)]) for layer in (1, 2)])
-        pools.swa_v[:2, swa[p]] = torch.stack([torch.stack([seq.kv[layer][i][1] for i in range(4 * p, 4 * p + 4)]) for layer in (1, 2)])
+    for layer in (1, 2):
+        for i in range(8):
+            pools.swa_k[layer - 1, swa[i // 4], i % 4], pools.swa_v[layer - 1, swa[i // 4], i % 4] = seq.kv[layer][i]
     kept = pools.full_k[:, pages[:4]].clone(), pools.full_v[:, pages[:4]].clone()
     ids = np.array(again.tokens[8:20], np.int64)
     table = np.array([swa[p] for p in range(5)], np.int64)

@@ -7,7 +7,7 @@ backend tokens, bits of logits, and every row that a step reads (KV of both grou
 of the same request alone in an empty cache. In the torch backend rows and logits are within 1e-4 and tokens are equal,
 up to the first place where the two largest logits are closer than that.
 
-500 schedules, about ten minutes on one core:
+500 schedules, about three minutes on one core:
 
     MIMO_SCHEDULES=500 .venv/bin/python -m pytest tests/python/test_runner_schedules.py
 
@@ -29,9 +29,9 @@ from mimo_cache.models.config import ModelConfig
 from mimo_cache.models.weights import ModelWeights
 from mimo_cache.runner import Engine, SamplingParams
 from small_models import Sizes, config, parts, shape, weights
-from watched import SALTS, Alone, Record, Told, Watched
+from watched import Alone, Record, Told, Watched
 
-DEFAULT = 48
+DEFAULT = 120
 COUNT = int(os.environ.get("MIMO_SCHEDULES", DEFAULT * int(os.environ.get("MIMO_SOAK", "1"))))
 ONLY = os.environ.get("MIMO_SCHEDULE")
 LONGEST = 44
@@ -136,7 +136,8 @@ class Schedule:
         if len(self.engine.waiting) > 4:
             return
         source, page = self.source, self.plan.page
-        story, salt = self.draw(*self.stories) if self.stories and source.random() < 0.85 else ([], self.draw(0, 0, 0, 1))
+        fresh = not self.stories or source.random() < 0.15
+        story, salt = ([], self.draw(0, 0, 0, 1)) if fresh else self.draw(*self.stories)
         keep = self.draw(len(story), len(story), int(source.integers(0, len(story) + 1)))
         if source.random() < 0.6:
             keep -= keep % page
@@ -175,7 +176,7 @@ class Schedule:
             outputs = self.engine.advance()
         except OutOfPages as error:
             # The oldest waiting request is more than the pools have; it has left, and nothing else happened.
-            assert error.needed > error.total or before == 0
+            assert error.needed > error.total or before == 0  # noqa: PT017
             self.counts["refused"] += 1
             self.engine.settle()
             return
@@ -202,7 +203,7 @@ class Schedule:
 
     def fault(self) -> None:
         """A kernel fails somewhere in a step. Those in the step are lost, all others go on."""
-        kernels, left = self.engine.model.kernels, int(self.source.integers(1, 40))
+        kernels, left = self.engine.model.kernels, int(self.source.integers(1, 14))
         name = self.draw("write", "attention", "copy_pages")
         real = getattr(kernels, name)
 
@@ -213,6 +214,8 @@ class Schedule:
                 raise Fault
             return real(*args)
 
+        # `watched.py` has put itself before `write`.
+        kept = vars(kernels).get(name)
         setattr(kernels, name, fail)
         try:
             self.step()
@@ -220,7 +223,7 @@ class Schedule:
             self.counts["faults"] += 1
             self.engine.settle()
         finally:
-            delattr(kernels, name)
+            delattr(kernels, name) if kept is None else setattr(kernels, name, kept)
 
 
 @pytest.fixture(autouse=True)

@@ -109,7 +109,10 @@ class Engine:
 
         Raises `RequestError` for an empty prompt, ids outside the vocabulary, and more positions than the model has.
         """
-        ids = np.asarray(tokens)
+        try:
+            ids = np.asarray(tokens)
+        except ValueError as error:
+            raise RequestError("a prompt has rows of unequal length, allowed is one axis of integers") from error
         if ids.size == 0:
             raise RequestError("the prompt is empty, allowed is at least one token")
         if ids.ndim != 1 or not np.issubdtype(ids.dtype, np.integer):
@@ -158,8 +161,9 @@ class Engine:
         """Runs one step and returns the tokens it made.
 
         Raises `OutOfPages` when the oldest waiting request, which `refused` then names, needs more than the pools ever
-        have; it leaves the queue, and nothing else has happened. Whatever else is raised inside a step, an interrupt too, ends the requests that
-        took part in it, gives back their pages, and goes on to the caller; other requests are as they were.
+        have; it leaves the queue, and nothing else has happened. Whatever else is raised inside a step, an interrupt
+        too, ends the requests that took part in it, gives back their pages, and goes on to the caller; all others are
+        as they were.
         """
         begin, step = time.perf_counter(), self.next_step
         batch: list[Lane] = []
@@ -181,8 +185,10 @@ class Engine:
 
     def _lose(self, step: int, batch: list[Lane]) -> None:
         """Ends what a failed step leaves in doubt: sequences with rows or copies that may not be there."""
-        for lane in [lane for lane in self.waiting if lane.request is None or lane.request.opened]:
+        for lane in [lane for lane in self.waiting if lane.request.opened]:
             self.waiting.remove(lane)
+            if lane.seq is not None and lane not in self.running:
+                lane.seq.abort()
         doubtful = {lane.uid for lane in (*batch, *self.fresh.values())}
         for lane in list(self.running):
             with suppress(SequenceStateError):  # it had ended
@@ -207,12 +213,12 @@ class Engine:
                     self.refused = self.waiting.popleft().uid
                     return error
                 return None
-            self.waiting.popleft()
-            lane.request = None
             lane.committed, lane.known = int(lane.seq.committed), lane.prompt
             lane.mtp_done = [lane.final(k) for k in range(self.heads)]
-            self.running.append(lane)
+            # In this order an interrupt finds it among those that wait, opened, or among those in doubt.
             self.fresh[lane.seq.id] = lane
+            self.running.append(lane)
+            self.waiting.popleft()
         return None
 
     def _batch(self, batch: list[Lane]) -> None:

@@ -10,8 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias, cast
 
-import numpy as np
-
 from mimo_cache import Geometry, Key, OutOfPages, PrefixCache, Report
 from mimo_cache.kernels import get
 from mimo_cache.kernels.contract import Shape
@@ -245,4 +243,8 @@ def default_page(window: int) -> int:
 
 def _is_one(prompts: Any) -> bool:
     """A text, or token ids themselves."""
-    return isinstance(prompts, str) or (len(prompts) > 0 and not isinstance(prompts[0], str | Sequence | np.ndarray))
+    if isinstance(prompts, str):
+        return True
+    first = prompts[0] if len(prompts) else ""
+    sized = hasattr(first, "__len__") and getattr(first, "ndim", 1) != 0
+    return not isinstance(first, str) and not sized
