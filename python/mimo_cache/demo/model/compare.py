@@ -87,9 +87,10 @@ class Verdict:
         self, number: int, turn: Turn, ours: Completion, plain: Completion, mtp: list[Rows], plain_mtp: list[Rows]
     ) -> None:
         """Compares one turn; the rows without the cache start at position 0."""
-        problem = self._tokens(ours, plain)
+        problem = self._logits(ours.logits, plain.logits) if self.exact else None
+        problem = problem or self._tokens(ours, plain)
         if problem is None and self.exact:
-            problem = self._logits(ours.logits, plain.logits) or self._mtp(mtp, plain_mtp)
+            problem = self._mtp(mtp, plain_mtp)
         if problem is not None:
             self.different += 1
             self.first = self.first or f"turn {number} ({turn.kind}, session {turn.session.number}): {problem}"
@@ -109,6 +110,8 @@ class Verdict:
         return None
 
     def _logits(self, ours: Any, plain: Any) -> str | None:
+        count = min(len(ours), len(plain))
+        ours, plain = ours[:count], plain[:count]
         self.logits += ours.numel()
         if same(ours, plain):
             return None

@@ -28,7 +28,7 @@ LEAST = 3000
 ROLES = "\nUser: ", "\nTool: ", "\nAssistant: "
 LIVE = 3
 """Sessions at work at the same time."""
-SHARES = (1.0, 0.55, 0.8, 0.4, 0.7)
+SHARES = (1.0, 0.4, 0.5, 0.3, 0.45)
 """Lengths at which sessions are compacted, as shares of the longest, in turn."""
 FOLLOW_UPS = (
     "And where is that written?",
@@ -127,7 +127,7 @@ class Session:
         if self.rng.random() < 0.3:
             self.reading = self._pick()
         start = self.reading.at
-        stretch = self.reading.stretch(int(self.limit * self.rng.uniform(0.05, 0.13)))
+        stretch = self.reading.stretch(int(self.limit * self.rng.uniform(0.045, 0.12)) + 100)
         self.seen = f"{ROLES[1]}{self.reading.name} from {start}:\n{stretch}"
         return self.seen
 
