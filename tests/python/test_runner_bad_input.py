@@ -66,7 +66,7 @@ def test_prompts(llm: LLM, prompts: Any, says: str) -> None:
 
 
 def test_rows_of_an_array_are_prompts(llm: LLM) -> None:
-    ids = np.arange(10).reshape(2, 5)
+    ids: Any = np.arange(10).reshape(2, 5)
     want = [c.token_ids for c in llm.generate(ids.tolist(), TWO)]
     assert [c.token_ids for c in llm.generate(ids, TWO)] == want
     assert [c.token_ids for c in llm.generate(torch.from_numpy(ids), TWO)] == want
@@ -101,14 +101,14 @@ def test_sampling_params(field: str, values: list[Any]) -> None:
 
 
 def test_numbers_of_numpy_and_torch_are_numbers() -> None:
-    params = SamplingParams(
-        max_tokens=torch.tensor(3),
-        temperature=np.float32(0.5),
-        top_k=np.int8(4),
-        seed=np.uint64(2**64 - 1),
-        stop_token_ids=iter(np.array([7, 8])),  # type: ignore[arg-type]
-    )
-    assert params == SamplingParams(3, 0.5, 4, 1.0, 2**64 - 1, (7, 8))
+    numbers: dict[str, Any] = {
+        "max_tokens": torch.tensor(3),
+        "temperature": np.float32(0.5),
+        "top_k": np.int8(4),
+        "seed": np.uint64(2**64 - 1),
+        "stop_token_ids": iter(np.array([7, 8])),
+    }
+    assert SamplingParams(**numbers) == SamplingParams(3, 0.5, 4, 1.0, 2**64 - 1, (7, 8))
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])

@@ -168,7 +168,7 @@ class LLM:
         can be known; then nothing of the call stays queued.
         """
         many = cast(list[Prompt], [prompts] if _is_one(prompts) else list(prompts))
-        if not isinstance(params, SamplingParams | Sequence):
+        if not isinstance(cast(Any, params), SamplingParams | Sequence):
             said = f"params is of type {type(params).__name__}"
             raise RequestError(f"{said}, allowed is SamplingParams, or a list of them")
         each = [params] * len(many) if isinstance(params, SamplingParams) else list(params)
