@@ -1,6 +1,7 @@
 """`mimo-cache generate` and `LLM` on the checkpoint that comes along."""
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -112,3 +113,23 @@ def test_one_impossible_prompt_among_good_ones_leaves_nothing_queued(llm: LLM) -
     assert not llm.engine.busy
     assert llm.cache.stats().open_sequences == 0
     assert llm.generate([PROMPT], SamplingParams(max_tokens=2))[0].finish == "length"
+
+
+def test_threads_share_it() -> None:
+    """Streams and calls from several threads: each gets what it would get alone, bit for bit."""
+    llm = LLM("tiny", backend="reference", memory="16M")
+    prompts = [f"{name} statement" for name in ("The with", "A return", "The import", "An assert")]
+    params = [SamplingParams(max_tokens=12, temperature=0.7, seed=i) for i in range(4)]
+    want = [c.token_ids for c in llm.generate(prompts, params, store=False)]
+
+    def one(i: int) -> list[int]:
+        if i % 2:
+            return [piece.token_id for piece in llm.stream(prompts[i], params[i])]
+        return llm.generate(prompts[i], params[i])[0].token_ids
+
+    with ThreadPoolExecutor(4) as pool:
+        for _ in range(3):
+            assert list(pool.map(one, range(4))) == want
+    assert not llm.engine.busy
+    assert llm.cache.stats().open_sequences == 0
+    llm.cache.check_integrity()

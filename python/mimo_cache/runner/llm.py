@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Generator, Sequence
@@ -68,7 +69,8 @@ class LLM:
     - `max_running`: sequences in one step; `max_step_tokens`: their rows, which bounds a prefill chunk.
     - `dtype`: of weights and KV, by default float32 on the CPU and the config's elsewhere.
 
-    Raises what `mimo_cache.models.load` raises, `RequestError`, and `UnknownBackend`. Not thread-safe.
+    Raises what `mimo_cache.models.load` raises, `RequestError`, and `UnknownBackend`. Threads may
+    share it: they take turns, step by step, and a step serves the requests of all.
     """
 
     def __init__(
@@ -150,6 +152,8 @@ class LLM:
         )
         model = Model(config, weights, kernels_class(shape), pools)
         self.engine = Engine(model, self.cache, max_running=max_running, max_step_tokens=max_step_tokens)
+        self._turn = threading.RLock()
+        """Held for a step and for handing out its tokens: threads take turns."""
         self._boxes: dict[int, deque[Output]] = {}
         self._refusals: dict[int, OutOfPages] = {}
 
@@ -207,35 +211,44 @@ class LLM:
             self._end(uid)
 
     def _begin(self, prompt: Prompt, params: SamplingParams, key: Key | None, store: bool) -> int:
-        uid = self.engine.add(self._ids(prompt), params, key=key, store=store)
-        self._boxes[uid] = deque()
+        ids = self._ids(prompt)
+        with self._turn:
+            uid = self.engine.add(ids, params, key=key, store=store)
+            self._boxes[uid] = deque()
         return uid
 
     def _next(self, uid: int, call: Sequence[int]) -> Output:
         """The next token of a request. Steps are run until there is one, and what they make for others is kept. Raises
         what became of any request of the same call."""
         box = self._boxes[uid]
-        while not box:
-            for refused in self._refusals.keys() & call:
-                raise self._refusals[refused]
-            if not self.engine.has(uid):
-                raise RequestError("the request has ended: a step that it took part in failed, or it was aborted")
-            try:
-                outputs = self.engine.step()
-            except OutOfPages as refusal:
-                if self.engine.refused is None:
-                    raise
-                self._refusals[self.engine.refused] = refusal
-                continue
-            for output in outputs:
-                if output.uid in self._boxes:
-                    self._boxes[output.uid].append(output)
-        return box.popleft()
+        while True:
+            with self._turn:
+                if box:
+                    return box.popleft()
+                for refused in self._refusals.keys() & call:
+                    raise self._refusals[refused]
+                if not self.engine.has(uid):
+                    raise RequestError("the request has ended: a step that it took part in failed, or it was aborted")
+                self._step()
+
+    def _step(self) -> None:
+        """Runs a step and hands out what it made."""
+        try:
+            outputs = self.engine.step()
+        except OutOfPages as refusal:
+            if self.engine.refused is None:
+                raise
+            self._refusals[self.engine.refused] = refusal
+            return
+        for output in outputs:
+            if output.uid in self._boxes:
+                self._boxes[output.uid].append(output)
 
     def _end(self, uid: int) -> None:
-        self.engine.abort(uid)
-        self._boxes.pop(uid, None)
-        self._refusals.pop(uid, None)
+        with self._turn:
+            self.engine.abort(uid)
+            self._boxes.pop(uid, None)
+            self._refusals.pop(uid, None)
 
     def _ids(self, prompt: Prompt) -> Sequence[int]:
         return self.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
