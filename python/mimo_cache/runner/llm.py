@@ -69,8 +69,8 @@ class LLM:
     - `max_running`: sequences in one step; `max_step_tokens`: their rows, which bounds a prefill chunk.
     - `dtype`: of weights and KV, by default float32 on the CPU and the config's elsewhere.
 
-    Raises what `mimo_cache.models.load` raises, `RequestError`, and `UnknownBackend`. Threads may
-    share it: they take turns, step by step, and a step serves the requests of all.
+    Raises what `mimo_cache.models.load` raises, `RequestError`, and `UnknownBackend`. Threads may share
+    it: they take turns, step by step, and a step serves the requests of all.
     """
 
     def __init__(
