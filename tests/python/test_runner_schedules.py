@@ -7,7 +7,7 @@ backend tokens, bits of logits, and every row that a step reads (KV of both grou
 of the same request alone in an empty cache. In the torch backend rows and logits are within 1e-4 and tokens are equal,
 up to the first place where the two largest logits are closer than that.
 
-500 schedules, about three minutes on one core:
+500 schedules, about four minutes on one free core:
 
     MIMO_SCHEDULES=500 .venv/bin/python -m pytest tests/python/test_runner_schedules.py
 
@@ -31,7 +31,7 @@ from mimo_cache.runner import Engine, SamplingParams
 from small_models import Sizes, config, parts, shape, weights
 from watched import Alone, Record, Told, Watched
 
-DEFAULT = 120
+DEFAULT = 100
 COUNT = int(os.environ.get("MIMO_SCHEDULES", DEFAULT * int(os.environ.get("MIMO_SOAK", "1"))))
 ONLY = os.environ.get("MIMO_SCHEDULE")
 LONGEST = 44
