@@ -40,9 +40,12 @@ fn vectors() {
         assert_eq!(json!(found.to_string()), case["cost"], "{case}");
     }
     for case in vectors["tables"].as_array().unwrap() {
-        let nodes: Vec<Node> = case["nodes"].as_array().unwrap().iter().map(|n| {
-            node(n[0].as_str().unwrap(), n[1].as_u64().unwrap() as u32)
-        }).collect();
+        let nodes: Vec<Node> = case["nodes"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .map(|n| node(n[0].as_str().unwrap(), n[1].as_u64().unwrap() as u32))
+            .collect();
         let owners: Vec<&str> = case["owners"].as_array().unwrap().iter().map(|o| o.as_str().unwrap()).collect();
         let table = Table::new(owners.len() as u32, &nodes, 1).unwrap();
         for (bucket, owner) in owners.iter().enumerate() {

@@ -59,8 +59,8 @@ fn negative_log2(x: u64) -> u64 {
     let table = logarithms();
     let step = (rest >> (64 - STEPS.trailing_zeros())) as usize;
     let part = (rest << STEPS.trailing_zeros()) >> 32;
-    let log = table[step] + (((table[step + 1] - table[step]) * part) >> 32);
-    (u64::from(lead + 1) << FRACTION).wrapping_sub(log)
+    let log = table[step] + ((u128::from(table[step + 1] - table[step]) * u128::from(part)) >> 32) as u64;
+    (u64::from(lead + 1) << FRACTION) - log
 }
 
 /// The cost of `bucket` for a node: lower wins. `weight` is at least 1.

@@ -56,8 +56,7 @@ impl Table {
     /// node that left are drawn again by all.
     pub fn next(&self, nodes: &[Node]) -> Result<Table> {
         let nodes = checked(nodes)?;
-        let now: Vec<Option<u16>> =
-            self.nodes.iter().map(|n| nodes.binary_search(n).ok().map(|i| i as u16)).collect();
+        let now: Vec<Option<u16>> = self.nodes.iter().map(|n| nodes.binary_search(n).ok().map(|i| i as u16)).collect();
         let is_new = |n: &Node| self.nodes.binary_search(n).is_err();
         let joined: Vec<u16> = (0..nodes.len() as u16).filter(|&i| is_new(&nodes[usize::from(i)])).collect();
         let mut next = Table { epoch: self.epoch + 1, nodes, owner: self.owner.clone(), cost: self.cost.clone() };
