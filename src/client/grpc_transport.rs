@@ -1,0 +1,201 @@
+//! gRPC to one node, over whatever [`super::Connect`] makes.
+
+use super::call::{Call, CallError};
+use super::chunks::Buffers;
+use super::connect::Connect;
+use super::grpc::{Connection, framed};
+use super::metrics::Metrics;
+use super::pool::{Greeting, Pool, PoolConfig};
+use super::put_stream::PutStream;
+use super::receive::Receive;
+use super::reply::ReplyParser;
+use super::transport::{GetBatch, NodeInfo, Pending, PutBatch, Transport};
+use crate::rpc::ids::pack;
+use crate::rpc::limits::VERSIONS;
+use crate::rpc::v1;
+use bytes::{BufMut, Bytes, BytesMut};
+use prost::Message;
+use std::sync::Arc;
+use tokio::time::Instant;
+
+/// Tries of one call: the second on another connection.
+const TRIES: usize = 2;
+
+/// See the head of this file.
+pub struct Grpc {
+    pool: Arc<Pool>,
+    metrics: Arc<Metrics>,
+    buffers: Buffers,
+}
+
+impl Grpc {
+    /// No connection is made yet.
+    pub fn new(config: PoolConfig, connect: Arc<dyn Connect>, metrics: Arc<Metrics>, buffers: Buffers) -> Grpc {
+        Grpc { pool: Arc::new(Pool::new(config, connect, metrics.clone())), metrics, buffers }
+    }
+
+    /// What the node said when the last connection was opened.
+    pub fn greeting(&self) -> Option<Greeting> {
+        self.pool.greeting()
+    }
+
+    async fn unary<Rep: Message + Default>(
+        &self,
+        method: &'static str,
+        request: impl Message,
+        deadline: Instant,
+        idempotent: bool,
+    ) -> Result<Rep, CallError> {
+        let mut tries = TRIES;
+        loop {
+            let connection = self.pool.get().await?;
+            match connection.unary(method, &request, deadline).await {
+                Err(error) if self.repeats(&connection, &error, idempotent, &mut tries, deadline) => {}
+                other => return other,
+            }
+        }
+    }
+
+    /// Whether a failed call is made once more. Never after its deadline.
+    fn repeats(&self, on: &Connection, error: &CallError, idempotent: bool, tries: &mut usize, deadline: Instant) -> bool {
+        *tries -= 1;
+        if matches!(error, CallError::Broken(_) | CallError::NotTaken(_) | CallError::Breach(_)) {
+            on.retire();
+        }
+        let again = *tries > 0 && error.may_repeat(idempotent) && Instant::now() < deadline;
+        if again {
+            Metrics::add(&self.metrics.repeats, 1);
+        }
+        again
+    }
+}
+
+impl Transport for Grpc {
+    fn probe(&self, deadline: Instant) -> Pending<'_, NodeInfo> {
+        Box::pin(async move {
+            match tokio::time::timeout_at(deadline, self.pool.fresh()).await {
+                Ok(opened) => opened?,
+                Err(_) => return Err(CallError::Late),
+            };
+            self.info().ok_or(CallError::Late)
+        })
+    }
+
+    fn info(&self) -> Option<NodeInfo> {
+        self.pool.greeting().map(|g| g.info)
+    }
+
+    fn exists<'a>(&'a self, call: Call, lease_ms: u32, runs: Vec<v1::KeyRun>) -> Pending<'a, v1::ExistsReply> {
+        let request = v1::ExistsRequest { version: *VERSIONS.end(), tenant: call.tenant, lease_ms, runs };
+        Box::pin(self.unary("Exists", request, call.deadline, true))
+    }
+
+    fn get<'a, 'b: 'a, 'c: 'b>(&'a self, call: Call, batch: &'a mut GetBatch<'b, 'c>) -> Pending<'a, ()> {
+        Box::pin(async move {
+            let mut tries = TRIES;
+            while !batch.open.is_empty() {
+                let connection = self.pool.get().await?;
+                match get_once(&connection, call, batch).await {
+                    Err(error) if self.repeats(&connection, &error, true, &mut tries, call.deadline) => {}
+                    other => return other,
+                }
+            }
+            Ok(())
+        })
+    }
+
+    fn put<'a, 'b: 'a, 'c: 'b>(&'a self, call: Call, batch: &'a mut PutBatch<'b, 'c>) -> Pending<'a, ()> {
+        Box::pin(async move {
+            let mut tries = TRIES;
+            loop {
+                let connection = self.pool.get().await?;
+                match PutStream::run(&connection, call, batch, &self.buffers).await {
+                    // The first writer wins, so that a second try finds its own bytes at worst.
+                    Err(error) if self.repeats(&connection, &error, true, &mut tries, call.deadline) => {}
+                    other => return other,
+                }
+            }
+        })
+    }
+
+    fn touch<'a>(&'a self, call: Call, runs: Vec<v1::ObjectRun>) -> Pending<'a, v1::TouchReply> {
+        let request = v1::TouchRequest { version: *VERSIONS.end(), tenant: call.tenant, runs };
+        Box::pin(self.unary("Touch", request, call.deadline, true))
+    }
+
+    fn delete<'a>(&'a self, call: Call, runs: Vec<v1::ObjectRun>) -> Pending<'a, v1::DeleteReply> {
+        let request = v1::DeleteRequest { version: *VERSIONS.end(), tenant: call.tenant, runs };
+        // A second delete could hit what another client has stored since.
+        Box::pin(self.unary("Delete", request, call.deadline, false))
+    }
+
+    fn verify<'a>(&'a self, call: Call, runs: Vec<v1::ObjectRun>) -> Pending<'a, v1::VerifyReply> {
+        let request = v1::VerifyRequest { version: *VERSIONS.end(), tenant: call.tenant, runs };
+        Box::pin(self.unary("Verify", request, call.deadline, true))
+    }
+
+    fn stats(&self, call: Call) -> Pending<'_, v1::StatsReply> {
+        let request = v1::StatsRequest { version: *VERSIONS.end(), tenant: call.tenant };
+        Box::pin(self.unary("Stats", request, call.deadline, true))
+    }
+
+    fn reset(&self) {
+        self.pool.reset();
+    }
+}
+
+/// One stream of values, for the objects that are open.
+async fn get_once(connection: &Arc<Connection>, call: Call, batch: &mut GetBatch<'_, '_>) -> Result<(), CallError> {
+    let asked = batch.open.clone();
+    let runs = object_runs(asked.iter().map(|&i| (batch.buckets[i], batch.items[i].id.key, batch.items[i].id.part)));
+    let request = v1::GetRequest { version: *VERSIONS.end(), tenant: call.tenant, piece_bytes: 0, runs };
+    // Dropped at the deadline, it still leaves the batch as it should be.
+    let mut receive = Receiving { receive: Receive::new(batch.items, asked), open: &mut batch.open, damaged: &mut batch.damaged };
+    let mut stream = connection.begin("Get", call.deadline).await?;
+    stream.send_now(framed(&request), true)?;
+    let mut parser = ReplyParser::default();
+    while let Some(bytes) = stream.data().await? {
+        parser.feed(&bytes, &mut receive.receive).map_err(CallError::Breach)?;
+    }
+    if parser.is_between_messages() && receive.receive.is_complete() {
+        Ok(())
+    } else {
+        Err(CallError::Breach("the answer ends before all objects have come".into()))
+    }
+}
+
+/// Writes down what came, however the call ends.
+struct Receiving<'o, 'r, 'a> {
+    receive: Receive<'r, 'a>,
+    open: &'o mut Vec<usize>,
+    damaged: &'o mut Vec<usize>,
+}
+
+impl Drop for Receiving<'_, '_, '_> {
+    fn drop(&mut self) {
+        *self.open = self.receive.open().collect();
+        self.damaged.append(&mut self.receive.damaged);
+    }
+}
+
+/// Objects packed into runs of consecutive ones of one bucket.
+pub fn object_runs(objects: impl Iterator<Item = (u32, [u8; 32], u8)>) -> Vec<v1::ObjectRun> {
+    let mut packed = BytesMut::new();
+    let mut ends: Vec<(u32, usize)> = Vec::new();
+    for (bucket, key, part) in objects {
+        packed.put_slice(&pack(&key, part));
+        match ends.last_mut() {
+            Some((last, end)) if *last == bucket => *end = packed.len(),
+            _ => ends.push((bucket, packed.len())),
+        }
+    }
+    let packed = packed.freeze();
+    let mut start = 0;
+    let run = |(bucket, end)| v1::ObjectRun { bucket, ids: slice(&packed, &mut start, end) };
+    ends.into_iter().map(run).collect()
+}
+
+/// The bytes from `start` to `end`; the next slice starts there.
+pub fn slice(packed: &Bytes, start: &mut usize, end: usize) -> Bytes {
+    packed.slice(std::mem::replace(start, end)..end)
+}

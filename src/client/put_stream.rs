@@ -1,0 +1,220 @@
+//! One `Put` stream: offers, answers, and the pieces of what the node wants.
+
+use super::call::{Call, CallError};
+use super::chunks::{Buffers, Chunk, Source};
+use super::grpc::{Connection, Event, Stream, framed};
+use super::transport::PutBatch;
+use super::types::Stored;
+use crate::rpc::ids::pack;
+use crate::rpc::limits::{CHUNK_BYTES, VERSIONS};
+use crate::rpc::v1::{self, PutOutcome};
+use bytes::{BufMut, Bytes, BytesMut};
+use prost::Message;
+use std::collections::VecDeque;
+use std::sync::Arc;
+
+/// The stream's side of one batch.
+pub struct PutStream<'p, 'b, 'a> {
+    batch: &'p mut PutBatch<'b, 'a>,
+    /// Positions of what was offered: those that had no answer when the stream began.
+    offered: Vec<usize>,
+    answers: Vec<Answered>,
+    /// Offers without a first answer.
+    unanswered: usize,
+    /// Indices of offers to send, in the order in which they were wanted.
+    wanted: VecDeque<usize>,
+    /// The value being sent.
+    sending: Option<Sending<'b, 'a>>,
+    /// What remains of the message being sent.
+    rest: VecDeque<Bytes>,
+    buffers: &'p Buffers,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Answered {
+    No,
+    Wanted,
+    Final,
+}
+
+struct Sending<'b, 'a> {
+    index: usize,
+    offset: u64,
+    chunks: Chunks<'b, 'a>,
+}
+
+enum Chunks<'b, 'a> {
+    Copied(std::slice::Iter<'b, Chunk>),
+    Source(Source<'b, 'a>),
+}
+
+impl<'p, 'b, 'a> PutStream<'p, 'b, 'a> {
+    /// Offers what has no answer yet and sends what is wanted of it.
+    pub async fn run(
+        connection: &Arc<Connection>,
+        call: Call,
+        batch: &'p mut PutBatch<'b, 'a>,
+        buffers: &'p Buffers,
+    ) -> Result<(), CallError> {
+        let offered: Vec<usize> = (0..batch.items.len()).filter(|&i| batch.stored[i].is_none()).collect();
+        if offered.is_empty() {
+            return Ok(());
+        }
+        let (unanswered, answers) = (offered.len(), vec![Answered::No; offered.len()]);
+        let (wanted, rest) = (VecDeque::new(), VecDeque::new());
+        let mut put = PutStream { batch, offered, answers, unanswered, wanted, sending: None, rest, buffers };
+        let mut stream = connection.begin("Put", call.deadline).await?;
+        stream.send_now(framed(&put.offers(call.tenant)), false)?;
+        put.talk(&mut stream).await
+    }
+
+    fn offers(&self, tenant: u64) -> v1::PutRequest {
+        let offer = |&i: &usize| {
+            let item = &self.batch.items[i];
+            v1::Offer {
+                id: Bytes::copy_from_slice(&pack(&item.id.key, item.id.part)),
+                bucket: self.batch.buckets[i],
+                length: item.length(),
+                extent: Bytes::copy_from_slice(&item.id.extent),
+                page_index: item.page_index,
+                superseded: item.superseded,
+                layout: item.layout,
+            }
+        };
+        let offers = self.offered.iter().map(offer).collect();
+        v1::PutRequest { version: *VERSIONS.end(), tenant, offers, piece: None }
+    }
+
+    async fn talk(&mut self, stream: &mut Stream) -> Result<(), CallError> {
+        let mut ended = false;
+        loop {
+            if self.rest.is_empty() {
+                self.prepare();
+            }
+            let sends = !self.rest.is_empty();
+            if !sends && self.unanswered == 0 && !ended {
+                stream.send_now(Bytes::new(), true)?;
+                ended = true;
+            }
+            match stream.message_or_room(sends.then(|| self.rest[0].len())).await? {
+                Event::Message(Some(message)) => {
+                    let reply = v1::PutReply::decode(message)
+                        .map_err(|e| CallError::Breach(format!("an answer that cannot be read: {e}")))?;
+                    for answer in reply.answers {
+                        self.answer(answer)?;
+                    }
+                }
+                Event::Message(None) => {
+                    let open = self.answers.iter().filter(|a| **a != Answered::Final).count();
+                    return match open {
+                        0 => Ok(()),
+                        _ => Err(CallError::Breach(format!("the answer ends with {open} offers open"))),
+                    };
+                }
+                Event::Room(room) => {
+                    let bytes = &mut self.rest[0];
+                    let part = bytes.split_to(room.min(bytes.len()));
+                    if bytes.is_empty() {
+                        self.rest.pop_front();
+                    }
+                    stream.send_now(part, false)?;
+                }
+            }
+        }
+    }
+
+    /// Makes the next message, if there is something to send.
+    fn prepare(&mut self) {
+        loop {
+            if self.sending.is_none() {
+                let Some(index) = self.wanted.pop_front() else { return };
+                let position = self.offered[index];
+                let items: &'b [_] = self.batch.items;
+                let copied: &'b [_] = self.batch.copied;
+                let chunks = match copied.get(position) {
+                    Some(copied) => Chunks::Copied(copied.0.iter()),
+                    None => Chunks::Source(Source::new(&items[position])),
+                };
+                self.sending = Some(Sending { index, offset: 0, chunks });
+            }
+            let Some(sending) = &mut self.sending else { return };
+            // A value is sent to its end even if its answer came early: the node reads it and throws it away.
+            let next = match &mut sending.chunks {
+                Chunks::Copied(chunks) => chunks.next().cloned(),
+                Chunks::Source(source) => source.next(self.buffers),
+            };
+            match next {
+                Some((data, crc)) => {
+                    self.rest.push_back(piece_head(sending.index as u32, sending.offset, crc, data.len()));
+                    sending.offset += data.len() as u64;
+                    self.rest.push_back(data);
+                    return;
+                }
+                None => self.sending = None,
+            }
+        }
+    }
+
+    fn answer(&mut self, answer: v1::Answer) -> Result<(), CallError> {
+        let index = answer.index as usize;
+        let state = *self.answers.get(index).unwrap_or(&Answered::Final);
+        let stored = match (state, answer.outcome()) {
+            (Answered::No, PutOutcome::Wanted) => {
+                self.answers[index] = Answered::Wanted;
+                self.unanswered -= 1;
+                self.wanted.push_back(index);
+                return Ok(());
+            }
+            (Answered::Wanted, PutOutcome::Stored) => Stored::Stored,
+            (Answered::Wanted, PutOutcome::Corrupt) => Stored::Corrupt,
+            (Answered::No | Answered::Wanted, PutOutcome::Present) => Stored::Present,
+            (Answered::No | Answered::Wanted, PutOutcome::Busy) => Stored::Busy,
+            (Answered::No | Answered::Wanted, PutOutcome::NoRoom) => Stored::NoRoom,
+            (_, outcome) => return Err(CallError::Breach(format!("answer {outcome:?} to offer {index}, which is {state:?}"))),
+        };
+        if state == Answered::No {
+            self.unanswered -= 1;
+        }
+        self.answers[index] = Answered::Final;
+        self.batch.stored[self.offered[index]] = Some(stored);
+        Ok(())
+    }
+}
+
+/// Everything of a piece's message but its data: one chunk is one piece.
+fn piece_head(index: u32, offset: u64, crc: u32, bytes: usize) -> Bytes {
+    debug_assert!((1..=CHUNK_BYTES).contains(&bytes));
+    let empty = v1::Piece { index, length: 0, layout: 0, offset, crc32c: Some(crc), data: Bytes::new() };
+    // Tag of `data` and its length, which come last.
+    let data_tag = 1 + varint_bytes(bytes as u64);
+    let piece = empty.encoded_len() + data_tag + bytes;
+    let message = 1 + varint_bytes(piece as u64) + piece;
+    let mut head = BytesMut::with_capacity(64);
+    head.put_u8(0);
+    head.put_u32(message as u32);
+    head.put_u8(0x22);
+    prost::encoding::encode_varint(piece as u64, &mut head);
+    empty.encode_raw(&mut head);
+    head.put_u8(0x7a);
+    prost::encoding::encode_varint(bytes as u64, &mut head);
+    head.freeze()
+}
+
+fn varint_bytes(value: u64) -> usize {
+    prost::encoding::encoded_len_varint(value)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn head_and_data_are_one_message() {
+        for (index, offset, bytes) in [(0, 0, 1), (200, 5 << 20, 127), (70_000, 127 << 20, 128), (1, 1 << 20, CHUNK_BYTES)] {
+            let data = Bytes::from(vec![7; bytes]);
+            let piece = v1::Piece { index, length: 0, layout: 0, offset, crc32c: Some(3), data: data.clone() };
+            let whole = framed(&v1::PutRequest { piece: Some(piece), ..v1::PutRequest::default() });
+            assert!([piece_head(index, offset, 3, bytes), data].concat() == whole);
+        }
+    }
+}
