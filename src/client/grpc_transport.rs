@@ -93,14 +93,17 @@ impl Transport for Grpc {
     fn get<'a, 'b: 'a, 'c: 'b>(&'a self, call: Call, batch: &'a mut GetBatch<'b, 'c>) -> Pending<'a, ()> {
         Box::pin(async move {
             let mut tries = TRIES;
-            while !batch.open.is_empty() {
+            loop {
+                let asked = batch.open();
+                if asked.is_empty() {
+                    return Ok(());
+                }
                 let connection = self.pool.get().await?;
-                match get_once(&connection, call, batch).await {
+                match get_once(&connection, call, batch, asked).await {
                     Err(error) if self.repeats(&connection, &error, true, &mut tries, call.deadline) => {}
                     other => return other,
                 }
             }
-            Ok(())
         })
     }
 
@@ -144,37 +147,26 @@ impl Transport for Grpc {
     }
 }
 
-/// One stream of values, for the objects that are open.
-async fn get_once(connection: &Arc<Connection>, call: Call, batch: &mut GetBatch<'_, '_>) -> Result<(), CallError> {
-    let asked = batch.open.clone();
+/// One stream of values, for the objects at `asked`.
+async fn get_once(
+    connection: &Arc<Connection>,
+    call: Call,
+    batch: &mut GetBatch<'_, '_>,
+    asked: Vec<usize>,
+) -> Result<(), CallError> {
     let runs = object_runs(asked.iter().map(|&i| (batch.buckets[i], batch.items[i].id.key, batch.items[i].id.part)));
     let request = v1::GetRequest { version: *VERSIONS.end(), tenant: call.tenant, piece_bytes: 0, runs };
-    // Dropped at the deadline, it still leaves the batch as it should be.
-    let mut receive = Receiving { receive: Receive::new(batch.items, asked), open: &mut batch.open, damaged: &mut batch.damaged };
+    let mut receive = Receive::new(batch, asked);
     let mut stream = connection.begin("Get", call.deadline).await?;
     stream.send_now(framed(&request), true)?;
     let mut parser = ReplyParser::default();
     while let Some(bytes) = stream.data().await? {
-        parser.feed(&bytes, &mut receive.receive).map_err(CallError::Breach)?;
+        parser.feed(&bytes, &mut receive).map_err(CallError::Breach)?;
     }
-    if parser.is_between_messages() && receive.receive.is_complete() {
+    if parser.is_between_messages() && receive.is_complete() {
         Ok(())
     } else {
         Err(CallError::Breach("the answer ends before all objects have come".into()))
-    }
-}
-
-/// Writes down what came, however the call ends.
-struct Receiving<'o, 'r, 'a> {
-    receive: Receive<'r, 'a>,
-    open: &'o mut Vec<usize>,
-    damaged: &'o mut Vec<usize>,
-}
-
-impl Drop for Receiving<'_, '_, '_> {
-    fn drop(&mut self) {
-        *self.open = self.receive.open().collect();
-        self.damaged.append(&mut self.receive.damaged);
     }
 }
 

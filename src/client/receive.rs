@@ -1,70 +1,66 @@
 //! Puts the pieces of one `Get` into the destinations of its objects, and checks what the protocol promises of them.
 
 use super::reply::{Breach, PieceHead, Pieces};
-use super::types::{Fill, GetItem, Got, Miss};
+use super::transport::GetBatch;
+use super::types::{Destination, Fill, GetItem, Got, Miss};
 use crate::rpc::limits::{CHUNK_BYTES, MAX_PIECE_BYTES, MAX_VALUE_BYTES};
 use crate::rpc::v1::MissReason;
 
-/// The objects of one request, by position. Those that are settled stay so; the others are unset until they come.
+/// The objects of one request, and the value that is arriving.
 pub struct Receive<'r, 'a> {
     items: &'r mut [GetItem<'a>],
-    /// Positions in `items` of the objects that were asked for.
+    got: &'r mut [Option<Got>],
+    damaged: &'r mut Vec<usize>,
+    /// Positions in `items` of the objects that were asked for, in this order.
     asked: Vec<usize>,
-    settled: Vec<bool>,
     current: Option<Current>,
     piece: PieceHead,
-    /// Values that did not match their CRC here: the node does not know yet.
-    pub damaged: Vec<usize>,
 }
 
 /// The value that is arriving.
 struct Current {
-    index: usize,
+    index: u32,
+    position: usize,
     length: u64,
     layout: u32,
     fill: Fill,
-    /// Its bytes are of no use any more.
-    void: bool,
+    too_long: bool,
+    damaged: bool,
 }
 
 impl<'r, 'a> Receive<'r, 'a> {
     /// Nothing has come yet; the objects at `asked` were asked for, in this order.
-    pub fn new(items: &'r mut [GetItem<'a>], asked: Vec<usize>) -> Self {
-        let settled = vec![false; asked.len()];
-        Receive { items, asked, settled, current: None, piece: PieceHead::default(), damaged: Vec::new() }
+    pub fn new<'b>(batch: &'r mut GetBatch<'b, 'a>, asked: Vec<usize>) -> Self {
+        let GetBatch { items, got, damaged, .. } = batch;
+        Receive { items, got, damaged, asked, current: None, piece: PieceHead::default() }
     }
 
     /// Whether every object asked for has come or will not.
     pub fn is_complete(&self) -> bool {
-        self.current.is_none() && self.settled.iter().all(|&s| s)
+        self.current.is_none() && self.asked.iter().all(|&i| self.got[i].is_some())
     }
 
-    /// Positions in the items of the objects that neither came nor will.
-    pub fn open(&self) -> impl Iterator<Item = usize> + '_ {
-        self.asked.iter().zip(&self.settled).filter(|(_, settled)| !**settled).map(|(&at, _)| at)
-    }
-
-    fn settle(&mut self, index: usize, got: Got) {
-        self.settled[index] = true;
-        self.items[self.asked[index]].got = got;
+    /// The position of an object that has no answer yet.
+    fn position(&self, index: u32) -> Result<usize, Breach> {
+        match self.asked.get(index as usize) {
+            None => Err(format!("object {index} of a batch of {}", self.asked.len())),
+            Some(&position) if self.got[position].is_some() => Err(format!("object {index} a second time")),
+            Some(&position) => Ok(position),
+        }
     }
 
     fn start(&mut self, head: &PieceHead) -> Result<Current, Breach> {
-        let index = head.index as usize;
-        match self.settled.get(index) {
-            None => return Err(format!("object {index} of a batch of {}", self.settled.len())),
-            Some(true) => return Err(format!("pieces of object {index}, which was there or missed before")),
-            Some(false) => {}
-        }
+        let position = self.position(head.index)?;
         if !(1..=MAX_VALUE_BYTES).contains(&head.length) {
             return Err(format!("a value of {} bytes, allowed is 1 to {MAX_VALUE_BYTES}", head.length));
         }
-        let into = &mut self.items[self.asked[index]].into;
-        let void = into.room() < head.length;
-        if let super::types::Destination::Grow(value) = into {
+        let into = &mut self.items[position].into;
+        let too_long = into.room() < head.length;
+        if let Destination::Grow(value) = into {
             value.clear();
         }
-        Ok(Current { index, length: head.length, layout: head.layout, fill: Fill::default(), void })
+        let PieceHead { index, length, layout, .. } = *head;
+        Ok(Current { index, position, length, layout, fill: Fill::default(), too_long, damaged: false })
     }
 }
 
@@ -78,7 +74,7 @@ impl Pieces for Receive<'_, '_> {
         let end = at + head.bytes as u64;
         let in_chunk = at as usize % CHUNK_BYTES + head.bytes;
         let sizes_fit = (1..=MAX_PIECE_BYTES).contains(&head.bytes) && end <= current.length && in_chunk <= CHUNK_BYTES;
-        if current.index != head.index as usize || head.offset != at || !sizes_fit {
+        if current.index != head.index || head.offset != at || !sizes_fit {
             return Err(format!(
                 "{} bytes at {} of object {}, after {at} of {} bytes of object {}",
                 head.bytes, head.offset, head.index, current.length, current.index
@@ -86,7 +82,7 @@ impl Pieces for Receive<'_, '_> {
         }
         let ends_chunk = in_chunk == CHUNK_BYTES || end == current.length;
         if head.crc32c.is_some() != ends_chunk {
-            return Err(format!("a CRC at {end} of object {} where a chunk does not end, or none where one does", head.index));
+            return Err(format!("at {end} of object {} a CRC within a chunk, or none at its end", head.index));
         }
         self.piece = head;
         Ok(())
@@ -94,50 +90,44 @@ impl Pieces for Receive<'_, '_> {
 
     fn data(&mut self, bytes: &[u8]) {
         let Some(current) = &mut self.current else { return };
-        if current.void {
+        if current.too_long || current.damaged {
             current.fill.at += bytes.len() as u64;
         } else {
-            current.fill.push(&mut self.items[self.asked[current.index]].into, bytes);
+            current.fill.push(&mut self.items[current.position].into, bytes);
         }
     }
 
     fn end(&mut self) -> Result<(), Breach> {
         let Some(current) = &mut self.current else { return Ok(()) };
-        let position = self.asked[current.index];
-        let too_long = self.items[position].into.room() < current.length;
-        if !current.void && self.piece.crc32c.is_some_and(|crc| crc != current.fill.crc) {
-            current.void = true;
-            self.damaged.push(position);
+        let copied = !current.too_long && !current.damaged;
+        if copied && self.piece.crc32c.is_some_and(|crc| crc != current.fill.crc) {
+            current.damaged = true;
+            self.damaged.push(current.position);
         }
         if current.fill.at < current.length {
             return Ok(());
         }
-        let (index, length, layout) = (current.index, current.length, current.layout);
-        let got = match (too_long, current.void) {
+        let (length, layout) = (current.length, current.layout);
+        self.got[current.position] = Some(match (current.too_long, current.damaged) {
             (true, _) => Got::TooLong { length },
             (_, true) => Got::Miss(Miss::Damaged),
             _ => Got::Hit { length, layout },
-        };
+        });
         self.current = None;
-        self.settle(index, got);
         Ok(())
     }
 
     fn miss(&mut self, index: u32, reason: MissReason) -> Result<(), Breach> {
-        let index = index as usize;
-        if self.settled.get(index) != Some(&false) {
-            return Err(format!("a miss of object {index}, which was not open"));
-        }
+        let position = self.position(index)?;
         match &self.current {
             Some(current) if current.index == index => self.current = None,
             Some(current) => return Err(format!("a miss of object {index} amid object {}", current.index)),
             None => {}
         }
-        let miss = match reason {
+        self.got[position] = Some(Got::Miss(match reason {
             MissReason::Damaged => Miss::Damaged,
             MissReason::Absent | MissReason::Unspecified => Miss::Absent,
-        };
-        self.settle(index, Got::Miss(miss));
+        }));
         Ok(())
     }
 }

@@ -5,7 +5,7 @@
 //! so a deadline is a timeout around it, and borrowed memory is safe.
 
 use super::call::{Call, CallError};
-use super::types::{GetItem, PutItem, Stored};
+use super::types::{GetItem, Got, PutItem, Stored};
 use crate::rpc::v1;
 use std::future::Future;
 use std::pin::Pin;
@@ -23,18 +23,25 @@ pub struct NodeInfo {
     pub limits: v1::Limits,
 }
 
-/// The objects of one get call, and what came of it.
+/// The objects of one get call, and what came of it. Dropping the call leaves here what had come by then.
 pub struct GetBatch<'b, 'a> {
-    /// Objects of one node. A call settles `got` of those it answers; the others keep what they had.
+    /// Objects of one node.
     pub items: &'b mut [GetItem<'a>],
     /// Bucket of each.
     pub buckets: &'b [u32],
-    /// Positions of the objects that no answer came for yet, in order.
-    pub open: Vec<usize>,
-    /// Positions of values that did not match their CRC here, not yet reported.
+    /// What became of each; `None` until its answer came.
+    pub got: Vec<Option<Got>>,
+    /// Positions of values that did not match their CRC here: the node does not know yet.
     pub damaged: Vec<usize>,
     /// Hits that came by the same-host path.
     pub fast_hits: u64,
+}
+
+impl GetBatch<'_, '_> {
+    /// Positions without an answer, in order.
+    pub fn open(&self) -> Vec<usize> {
+        self.got.iter().enumerate().filter(|(_, got)| got.is_none()).map(|(i, _)| i).collect()
+    }
 }
 
 /// The objects of one put call, and what came of it.
