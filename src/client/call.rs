@@ -61,6 +61,9 @@ pub enum CallError {
     /// The deadline passed.
     #[error("the deadline passed")]
     Late,
+    /// Not sent: the node failed a moment ago.
+    #[error("the node failed a moment ago and is left alone")]
+    LeftAlone,
 }
 
 /// What the node is to blame for.
@@ -82,6 +85,7 @@ impl CallError {
         match self {
             CallError::Connect(_) | CallError::Broken(_) | CallError::NotTaken(_) | CallError::Breach(_) => Blame::Node,
             CallError::Late => Blame::Time,
+            CallError::LeftAlone => Blame::Nothing,
             CallError::Status { code, .. } => match *code {
                 code::DEADLINE_EXCEEDED => Blame::Time,
                 code::RESOURCE_EXHAUSTED => Blame::Load,
@@ -119,6 +123,7 @@ impl CallError {
     /// The miss that it makes of an object, unless it is a refusal.
     pub fn miss(&self) -> Miss {
         match self.blame() {
+            _ if *self == CallError::LeftAlone => Miss::Refused,
             Blame::Time => Miss::Late,
             Blame::Load => Miss::Overloaded,
             Blame::Node | Blame::Nothing => Miss::Unreachable,

@@ -39,6 +39,11 @@ impl Grpc {
         self.pool.greeting()
     }
 
+    /// Makes a connection if there is none.
+    pub async fn greet(&self) -> Result<(), CallError> {
+        self.pool.get().await.map(|_| ())
+    }
+
     async fn unary<Rep: Message + Default>(
         &self,
         method: &'static str,

@@ -3,7 +3,7 @@
 use super::call::{Call, CallError};
 use super::chunks::{Buffers, Chunk, Source};
 use super::grpc::{Connection, Event, Stream, framed};
-use super::transport::PutBatch;
+use super::transport::{self, PutBatch};
 use super::types::Stored;
 use crate::rpc::ids::pack;
 use crate::rpc::limits::{CHUNK_BYTES, VERSIONS};
@@ -70,15 +70,15 @@ impl<'p, 'b, 'a> PutStream<'p, 'b, 'a> {
 
     fn offers(&self, tenant: u64) -> v1::PutRequest {
         let offer = |&i: &usize| {
-            let item = &self.batch.items[i];
+            let head = &self.batch.items[i].head;
             v1::Offer {
-                id: Bytes::copy_from_slice(&pack(&item.id.key, item.id.part)),
-                bucket: self.batch.buckets[i],
-                length: item.length(),
-                extent: Bytes::copy_from_slice(&item.id.extent),
-                page_index: item.page_index,
-                superseded: item.superseded,
-                layout: item.layout,
+                id: Bytes::copy_from_slice(&pack(&head.id.key, head.id.part)),
+                bucket: head.bucket,
+                length: head.length,
+                extent: Bytes::copy_from_slice(&head.id.extent),
+                page_index: head.page_index,
+                superseded: head.superseded,
+                layout: head.layout,
             }
         };
         let offers = self.offered.iter().map(offer).collect();
@@ -128,12 +128,9 @@ impl<'p, 'b, 'a> PutStream<'p, 'b, 'a> {
         loop {
             if self.sending.is_none() {
                 let Some(index) = self.wanted.pop_front() else { return };
-                let position = self.offered[index];
-                let items: &'b [_] = self.batch.items;
-                let copied: &'b [_] = self.batch.copied;
-                let chunks = match copied.get(position) {
-                    Some(copied) => Chunks::Copied(copied.0.iter()),
-                    None => Chunks::Source(Source::new(&items[position])),
+                let chunks = match self.batch.items[self.offered[index]].bytes {
+                    transport::Bytes::Copied(copied) => Chunks::Copied(copied.0.iter()),
+                    transport::Bytes::There(item) => Chunks::Source(Source::new(item)),
                 };
                 self.sending = Some(Sending { index, offset: 0, chunks });
             }

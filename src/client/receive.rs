@@ -7,8 +7,8 @@ use crate::rpc::limits::{CHUNK_BYTES, MAX_PIECE_BYTES, MAX_VALUE_BYTES};
 use crate::rpc::v1::MissReason;
 
 /// The objects of one request, and the value that is arriving.
-pub struct Receive<'r, 'a> {
-    items: &'r mut [GetItem<'a>],
+pub struct Receive<'r, 'b, 'a> {
+    items: &'r mut [&'b mut GetItem<'a>],
     got: &'r mut [Option<Got>],
     damaged: &'r mut Vec<usize>,
     /// Positions in `items` of the objects that were asked for, in this order.
@@ -28,9 +28,9 @@ struct Current {
     damaged: bool,
 }
 
-impl<'r, 'a> Receive<'r, 'a> {
+impl<'r, 'b, 'a> Receive<'r, 'b, 'a> {
     /// Nothing has come yet; the objects at `asked` were asked for, in this order.
-    pub fn new<'b>(batch: &'r mut GetBatch<'b, 'a>, asked: Vec<usize>) -> Self {
+    pub fn new(batch: &'r mut GetBatch<'b, 'a>, asked: Vec<usize>) -> Self {
         let GetBatch { items, got, damaged, .. } = batch;
         Receive { items, got, damaged, asked, current: None, piece: PieceHead::default() }
     }
@@ -64,7 +64,7 @@ impl<'r, 'a> Receive<'r, 'a> {
     }
 }
 
-impl Pieces for Receive<'_, '_> {
+impl Pieces for Receive<'_, '_, '_> {
     fn begin(&mut self, head: PieceHead) -> Result<(), Breach> {
         if self.current.is_none() {
             self.current = Some(self.start(&head)?);

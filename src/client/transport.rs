@@ -5,7 +5,8 @@
 //! so a deadline is a timeout around it, and borrowed memory is safe.
 
 use super::call::{Call, CallError};
-use super::types::{GetItem, Got, PutItem, Stored};
+use super::chunks::Copied;
+use super::types::{GetItem, Got, ObjectId, PutItem, Stored};
 use crate::rpc::v1;
 use std::future::Future;
 use std::pin::Pin;
@@ -26,9 +27,9 @@ pub struct NodeInfo {
 /// The objects of one get call, and what came of it. Dropping the call leaves here what had come by then.
 pub struct GetBatch<'b, 'a> {
     /// Objects of one node.
-    pub items: &'b mut [GetItem<'a>],
+    pub items: Vec<&'b mut GetItem<'a>>,
     /// Bucket of each.
-    pub buckets: &'b [u32],
+    pub buckets: Vec<u32>,
     /// What became of each; `None` until its answer came.
     pub got: Vec<Option<Got>>,
     /// Positions of values that did not match their CRC here: the node does not know yet.
@@ -44,14 +45,52 @@ impl GetBatch<'_, '_> {
     }
 }
 
-/// The objects of one put call, and what came of it.
+/// Where the bytes of a value to put are.
+#[derive(Clone, Copy)]
+pub enum Bytes<'b, 'a> {
+    /// With the caller, to be copied when the node wants them.
+    There(&'b PutItem<'a>),
+    /// Copied before, because the caller did not wait.
+    Copied(&'b Copied),
+}
+
+/// A value to put.
+pub struct Outgoing<'b, 'a> {
+    /// What the node is told of it.
+    pub head: PutHead,
+    /// Its bytes.
+    pub bytes: Bytes<'b, 'a>,
+}
+
+/// What a node is told of a value.
+#[derive(Debug, Clone, Copy)]
+pub struct PutHead {
+    /// Which object.
+    pub id: ObjectId,
+    /// Its bucket.
+    pub bucket: u32,
+    /// Bytes of the value.
+    pub length: u64,
+    /// Index of the page in its prefix.
+    pub page_index: u32,
+    /// Goes first.
+    pub superseded: bool,
+    /// Layout number.
+    pub layout: u32,
+}
+
+impl PutHead {
+    /// Of an item.
+    pub fn new(item: &PutItem<'_>, bucket: u32) -> PutHead {
+        let &PutItem { id, page_index, superseded, layout, .. } = item;
+        PutHead { id, bucket, length: item.length(), page_index, superseded, layout }
+    }
+}
+
+/// The objects of one put call, and what came of it. Dropping the call leaves here what had come by then.
 pub struct PutBatch<'b, 'a> {
-    /// Objects of one node, and what became of each.
-    pub items: &'b [PutItem<'a>],
-    /// Bucket of each.
-    pub buckets: &'b [u32],
-    /// Bytes and CRCs of values that were copied before; empty where they are read from the items.
-    pub copied: &'b [super::chunks::Copied],
+    /// Objects of one node.
+    pub items: Vec<Outgoing<'b, 'a>>,
     /// What became of each; `None` until its answer came.
     pub stored: Vec<Option<Stored>>,
 }

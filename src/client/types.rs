@@ -115,6 +115,16 @@ impl Destination<'_> {
     }
 }
 
+impl Destination<'_> {
+    /// Bytes to reckon with: the room, or a guess where it is not known.
+    pub(super) fn expected(&self) -> u64 {
+        match self {
+            Destination::Segments(_) => self.room(),
+            Destination::Grow(_) => 1 << 20,
+        }
+    }
+}
+
 impl<'a> From<&'a mut [u8]> for Destination<'a> {
     fn from(whole: &'a mut [u8]) -> Self {
         Destination::Segments(SmallVec::from_buf([whole]))

@@ -1,0 +1,202 @@
+//! One connection of the fast path.
+//!
+//! The node answers within microseconds, so that the caller's thread itself waits for a moment; handing the wait to the
+//! runtime at once would cost more than the answer. A node that takes longer is waited for without holding the thread.
+
+use super::map::Mapping;
+use super::wire::{self, HEADER_BYTES, Header, MAX_ANSWER, Welcome, kind};
+use crate::client::call::CallError;
+use std::fs::File;
+use std::io;
+use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::sync::Arc;
+use tokio::io::Interest;
+use tokio::io::unix::AsyncFd;
+
+/// How long the thread itself waits for an answer, in milliseconds.
+const EAGER_MS: i32 = 1;
+
+/// A connection that was welcomed. A call that is dropped in the middle leaves an answer under way, so the connection
+/// belongs to one call at a time and does not come back from such a one.
+#[derive(Debug)]
+pub struct Link {
+    stream: UnixStream,
+    number: u64,
+    /// What the node said.
+    pub welcome: Welcome,
+    /// The node's file.
+    pub mapping: Arc<Mapping>,
+}
+
+/// A file descriptor as the runtime wants it: not owned.
+struct Watched(RawFd);
+
+impl AsRawFd for Watched {
+    fn as_raw_fd(&self) -> RawFd {
+        self.0
+    }
+}
+
+impl Link {
+    /// Connects and greets. `known` is used again if it is the same file.
+    pub async fn open(path: &Path, token: Option<&str>, known: Option<Arc<Mapping>>) -> Result<Link, CallError> {
+        let refuse = |what: &str, e: io::Error| CallError::Connect(format!("{}: {what}: {e}", path.display()));
+        let stream = tokio::net::UnixStream::connect(path).await.map_err(|e| refuse("connect", e))?;
+        let stream = stream.into_std().map_err(|e| refuse("connect", e))?;
+        send_all(&stream, &wire::message(kind::HELLO, 0, &wire::hello(token))).await.map_err(|e| refuse("hello", e))?;
+        let mut descriptors = Vec::new();
+        let (header, body) = receive(&stream, Some(&mut descriptors)).await?;
+        let welcome = match header.kind {
+            kind::WELCOME if header.number == 0 => Welcome::decode(&body).map_err(CallError::Breach)?,
+            kind::REFUSED => return Err(refused(&body)),
+            other => return Err(CallError::Breach(format!("kind {other} to a hello"))),
+        };
+        let [descriptor] = <[OwnedFd; 1]>::try_from(descriptors)
+            .map_err(|d| CallError::Breach(format!("a welcome with {} descriptors, allowed is 1", d.len())))?;
+        let file = File::from(descriptor);
+        let id = Mapping::identify(&file, welcome.file_bytes).map_err(|e| refuse("the file", e))?;
+        let mapping = match known.filter(|k| k.id() == id) {
+            Some(known) => known,
+            None => Arc::new(Mapping::new(&file, id).map_err(|e| refuse("mapping the file", e))?),
+        };
+        Ok(Link { stream, number: 0, welcome, mapping })
+    }
+
+    /// One get; the answer's body.
+    pub async fn get(&mut self, body: &[u8]) -> Result<Vec<u8>, CallError> {
+        self.number += 1;
+        let broken = |e: io::Error| CallError::Broken(e.to_string());
+        send_all(&self.stream, &wire::message(kind::GET, self.number, body)).await.map_err(broken)?;
+        let (header, body) = receive(&self.stream, None).await?;
+        match header.kind {
+            kind::FOUND if header.number == self.number => Ok(body),
+            kind::REFUSED => Err(refused(&body)),
+            other => Err(CallError::Breach(format!("kind {other}, number {} to get {}", header.number, self.number))),
+        }
+    }
+
+    /// The pins of the last get are not needed any more. False: the connection is of no use.
+    pub fn release(&mut self) -> bool {
+        self.number += 1;
+        let message = Header { length: 0, kind: kind::RELEASE, number: self.number }.encode();
+        // The socket's buffer is empty but for this, so that a short write means trouble.
+        matches!(send_some(&self.stream, &message), Ok(n) if n == message.len())
+    }
+}
+
+fn refused(body: &[u8]) -> CallError {
+    let (code, sentence) = wire::refusal(body);
+    CallError::NotTaken(format!("refusal {code}: {sentence}"))
+}
+
+fn send_some(stream: &UnixStream, bytes: &[u8]) -> io::Result<usize> {
+    let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
+    // SAFETY: a live socket, and `bytes` as long as said.
+    let n = unsafe { libc::send(stream.as_raw_fd(), bytes.as_ptr().cast(), bytes.len(), flags) };
+    if n < 0 { Err(io::Error::last_os_error()) } else { Ok(n as usize) }
+}
+
+async fn send_all(stream: &UnixStream, mut bytes: &[u8]) -> io::Result<()> {
+    while !bytes.is_empty() {
+        match send_some(stream, bytes) {
+            Ok(n) => bytes = &bytes[n..],
+            Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+            Err(e) if e.kind() == io::ErrorKind::WouldBlock => ready(stream, Interest::WRITABLE).await?,
+            Err(e) => return Err(e),
+        }
+    }
+    Ok(())
+}
+
+/// Waits until the socket can be used: for a moment in this thread, then in the runtime.
+async fn ready(stream: &UnixStream, interest: Interest) -> io::Result<()> {
+    let events = if interest.is_readable() { libc::POLLIN } else { libc::POLLOUT };
+    let mut poll = libc::pollfd { fd: stream.as_raw_fd(), events, revents: 0 };
+    // SAFETY: one valid entry.
+    if unsafe { libc::poll(&mut poll, 1, EAGER_MS) } > 0 {
+        return Ok(());
+    }
+    let watched = AsyncFd::with_interest(Watched(stream.as_raw_fd()), interest)?;
+    watched.ready(interest).await.map(|_| ())
+}
+
+/// The next message. Descriptors that come with its first bytes are kept only if there is a place for them.
+async fn receive(
+    stream: &UnixStream,
+    mut descriptors: Option<&mut Vec<OwnedFd>>,
+) -> Result<(Header, Vec<u8>), CallError> {
+    let broken = |e: io::Error| CallError::Broken(e.to_string());
+    let mut header = [0; HEADER_BYTES];
+    let mut have = 0;
+    while have < HEADER_BYTES {
+        have += receive_some(stream, &mut header[have..], &mut descriptors).await.map_err(broken)?;
+    }
+    let header = Header::decode(&header, MAX_ANSWER).map_err(CallError::Breach)?;
+    let mut body = vec![0; header.length];
+    let mut have = 0;
+    while have < body.len() {
+        have += receive_some(stream, &mut body[have..], &mut None).await.map_err(broken)?;
+    }
+    Ok((header, body))
+}
+
+async fn receive_some(
+    stream: &UnixStream,
+    into: &mut [u8],
+    descriptors: &mut Option<&mut Vec<OwnedFd>>,
+) -> io::Result<usize> {
+    loop {
+        let received = match descriptors {
+            Some(descriptors) => receive_with(stream, into, descriptors),
+            None => receive_plain(stream, into),
+        };
+        match received {
+            Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
+            Ok(n) => return Ok(n),
+            Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
+            Err(e) if e.kind() == io::ErrorKind::WouldBlock => ready(stream, Interest::READABLE).await?,
+            Err(e) => return Err(e),
+        }
+    }
+}
+
+fn receive_plain(stream: &UnixStream, into: &mut [u8]) -> io::Result<usize> {
+    // SAFETY: a live socket, and `into` as long as said. Descriptors sent here are closed by the system.
+    let n = unsafe { libc::recv(stream.as_raw_fd(), into.as_mut_ptr().cast(), into.len(), libc::MSG_DONTWAIT) };
+    if n < 0 { Err(io::Error::last_os_error()) } else { Ok(n as usize) }
+}
+
+fn receive_with(stream: &UnixStream, into: &mut [u8], descriptors: &mut Vec<OwnedFd>) -> io::Result<usize> {
+    // Room for a few, so that too many are seen and closed, not cut off silently.
+    let mut control = [0u64; 8];
+    let mut part = libc::iovec { iov_base: into.as_mut_ptr().cast(), iov_len: into.len() };
+    // SAFETY: all zero is a valid empty header.
+    let mut message: libc::msghdr = unsafe { std::mem::zeroed() };
+    message.msg_iov = &mut part;
+    message.msg_iovlen = 1;
+    message.msg_control = control.as_mut_ptr().cast();
+    message.msg_controllen = std::mem::size_of_val(&control) as _;
+    let flags = libc::MSG_DONTWAIT | libc::MSG_CMSG_CLOEXEC;
+    // SAFETY: a live socket, and a header whose buffers live until the call returns.
+    let n = unsafe { libc::recvmsg(stream.as_raw_fd(), &mut message, flags) };
+    if n < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    // SAFETY: the system filled in the control messages within `control`; each descriptor is new and ours.
+    unsafe {
+        let mut at = libc::CMSG_FIRSTHDR(&message);
+        while !at.is_null() {
+            if (*at).cmsg_level == libc::SOL_SOCKET && (*at).cmsg_type == libc::SCM_RIGHTS {
+                let bytes = (*at).cmsg_len as usize - libc::CMSG_LEN(0) as usize;
+                let first = libc::CMSG_DATA(at).cast::<RawFd>();
+                for i in 0..bytes / std::mem::size_of::<RawFd>() {
+                    descriptors.push(OwnedFd::from_raw_fd(first.add(i).read_unaligned()));
+                }
+            }
+            at = libc::CMSG_NXTHDR(&message, at);
+        }
+    }
+    Ok(n as usize)
+}

@@ -1,0 +1,221 @@
+//! Reads over the same-host path where there is one, everything else over gRPC.
+
+use super::link::Link;
+use super::map::Mapping;
+use super::wire::{self, Found, Place};
+use crate::client::call::{Call, CallError};
+use crate::client::grpc_transport::Grpc;
+use crate::client::transport::{GetBatch, NodeInfo, Pending, PutBatch, Transport};
+use crate::client::types::{Got, Miss};
+use crate::rpc::v1;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::Duration;
+use tokio::time::Instant;
+
+/// After trouble the path is left alone for so long.
+const PAUSE: Duration = Duration::from_secs(2);
+/// Connections that are kept for the next call.
+const KEPT: usize = 8;
+/// Bytes copied before other nodes of the same call get their turn.
+const TURN: u64 = 8 << 20;
+
+/// See the head of this file.
+pub struct FastTransport {
+    grpc: Grpc,
+    token: Option<String>,
+    machine: Option<Vec<u8>>,
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+struct State {
+    idle: Vec<Link>,
+    mapping: Option<Arc<Mapping>>,
+    not_before: Option<Instant>,
+}
+
+impl FastTransport {
+    /// `machine` is the boot id of this machine; without it the path is never tried.
+    pub fn new(grpc: Grpc, token: Option<String>, machine: Option<Vec<u8>>) -> FastTransport {
+        FastTransport { grpc, token, machine, state: Mutex::default() }
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(|e| e.into_inner())
+    }
+
+    /// The socket to try now, and the node's start, if the node is on this machine.
+    fn socket(&self) -> Option<(PathBuf, u64)> {
+        let machine = self.machine.as_ref()?;
+        if self.state().not_before.is_some_and(|t| Instant::now() < t) {
+            return None;
+        }
+        let greeting = self.grpc.greeting()?;
+        let fast = greeting.fast_path.filter(|f| f.version == wire::VERSION && greeting.machine == *machine)?;
+        Some((PathBuf::from(fast.socket), greeting.info.start_id))
+    }
+
+    /// A connection to the node's present start, for one call.
+    async fn link(&self) -> Option<Link> {
+        let (path, start_id) = self.socket()?;
+        let known = {
+            let mut state = self.state();
+            state.idle.retain(|l| l.welcome.start_id == start_id);
+            if let Some(link) = state.idle.pop() {
+                return Some(link);
+            }
+            state.mapping.clone()
+        };
+        match Link::open(&path, self.token.as_deref(), known).await {
+            Ok(link) if link.welcome.start_id == start_id => {
+                self.state().mapping = Some(link.mapping.clone());
+                Some(link)
+            }
+            _ => {
+                self.pause();
+                None
+            }
+        }
+    }
+
+    fn pause(&self) {
+        self.state().not_before = Some(Instant::now() + PAUSE);
+    }
+
+    fn keep(&self, link: Link) {
+        let mut state = self.state();
+        if state.idle.len() < KEPT {
+            state.idle.push(link);
+        }
+    }
+
+    /// Gets what is in the node's memory. What stays without an answer is for gRPC.
+    async fn get_fast(&self, call: Call, batch: &mut GetBatch<'_, '_>) -> Result<(), CallError> {
+        if self.machine.is_some() && self.grpc.greeting().is_none() {
+            self.grpc.greet().await?;
+        }
+        let Some(mut link) = self.link().await else { return Ok(()) };
+        let mut open = batch.open();
+        let mut copied = 0;
+        while !open.is_empty() {
+            let asked = &open[..open.len().min(link.welcome.objects)];
+            let ids = asked.iter().map(|&i| (&batch.items[i].id.key, batch.items[i].id.part));
+            let answer = match link.get(&wire::get(call.tenant, ids)).await {
+                Ok(answer) => wire::decode_found(&answer, asked.len(), link.welcome.file_bytes),
+                // The node may have been restarted: gRPC finds out, within the same deadline.
+                Err(error) => {
+                    self.state().idle.clear();
+                    if !matches!(error, CallError::Broken(_)) {
+                        self.pause();
+                    }
+                    return Ok(());
+                }
+            };
+            let found = match answer {
+                Ok(found) => found,
+                Err(breach) => {
+                    self.pause();
+                    return Err(CallError::Breach(breach));
+                }
+            };
+            let mut done = 0;
+            for (&position, found) in asked.iter().zip(&found) {
+                let got = match found {
+                    Found::Here(place, crcs) => copy(&link.mapping, place, crcs, call.deadline, batch, position)?,
+                    Found::Absent => Got::Miss(Miss::Absent),
+                    Found::Later => break,
+                    Found::Elsewhere => {
+                        done += 1;
+                        continue;
+                    }
+                };
+                done += 1;
+                if let Got::Hit { length, .. } = got {
+                    batch.fast_hits += 1;
+                    copied += length;
+                }
+                batch.got[position] = Some(got);
+                if copied >= TURN {
+                    copied = 0;
+                    tokio::task::yield_now().await;
+                }
+            }
+            open.drain(..done);
+        }
+        if link.release() {
+            self.keep(link);
+        }
+        Ok(())
+    }
+}
+
+/// Copies one value, then looks whether it still was there.
+fn copy(
+    mapping: &Mapping,
+    place: &Place,
+    crcs: &[u32],
+    deadline: Instant,
+    batch: &mut GetBatch<'_, '_>,
+    position: usize,
+) -> Result<Got, CallError> {
+    let into = &mut batch.items[position].into;
+    if into.room() < place.length {
+        return Ok(Got::TooLong { length: place.length });
+    }
+    let copied = mapping.copy(place.offset, place.length, into, || Instant::now() < deadline).ok_or(CallError::Late)?;
+    if mapping.word(place.header_at) != place.header_word || mapping.word(place.span_at) != place.span_word {
+        return Ok(Got::Miss(Miss::Reused));
+    }
+    if copied != crcs {
+        batch.damaged.push(position);
+        return Ok(Got::Miss(Miss::Damaged));
+    }
+    Ok(Got::Hit { length: place.length, layout: place.layout })
+}
+
+impl Transport for FastTransport {
+    fn get<'a, 'b: 'a, 'c: 'b>(&'a self, call: Call, batch: &'a mut GetBatch<'b, 'c>) -> Pending<'a, ()> {
+        Box::pin(async move {
+            self.get_fast(call, batch).await?;
+            self.grpc.get(call, batch).await
+        })
+    }
+
+    fn probe(&self, deadline: Instant) -> Pending<'_, NodeInfo> {
+        self.grpc.probe(deadline)
+    }
+
+    fn info(&self) -> Option<NodeInfo> {
+        self.grpc.info()
+    }
+
+    fn exists<'a>(&'a self, call: Call, lease_ms: u32, runs: Vec<v1::KeyRun>) -> Pending<'a, v1::ExistsReply> {
+        self.grpc.exists(call, lease_ms, runs)
+    }
+
+    fn put<'a, 'b: 'a, 'c: 'b>(&'a self, call: Call, batch: &'a mut PutBatch<'b, 'c>) -> Pending<'a, ()> {
+        self.grpc.put(call, batch)
+    }
+
+    fn touch<'a>(&'a self, call: Call, runs: Vec<v1::ObjectRun>) -> Pending<'a, v1::TouchReply> {
+        self.grpc.touch(call, runs)
+    }
+
+    fn delete<'a>(&'a self, call: Call, runs: Vec<v1::ObjectRun>) -> Pending<'a, v1::DeleteReply> {
+        self.grpc.delete(call, runs)
+    }
+
+    fn verify<'a>(&'a self, call: Call, runs: Vec<v1::ObjectRun>) -> Pending<'a, v1::VerifyReply> {
+        self.grpc.verify(call, runs)
+    }
+
+    fn stats(&self, call: Call) -> Pending<'_, v1::StatsReply> {
+        self.grpc.stats(call)
+    }
+
+    fn reset(&self) {
+        self.grpc.reset();
+        self.state().idle.clear();
+    }
+}
