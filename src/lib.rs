@@ -10,6 +10,8 @@ pub mod policy;
 pub mod pool;
 pub mod replay;
 pub mod ring;
+#[cfg(feature = "gcache")]
+pub mod rpc;
 pub mod sync;
 pub mod tree;
 
