@@ -9,6 +9,8 @@ pub mod key;
 pub mod policy;
 pub mod pool;
 pub mod replay;
+#[cfg(all(feature = "gcache", target_os = "linux"))]
+pub mod shm;
 pub mod sync;
 pub mod tree;
 
