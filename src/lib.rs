@@ -12,6 +12,8 @@ pub mod replay;
 pub mod ring;
 #[cfg(feature = "gcache")]
 pub mod rpc;
+#[cfg(all(feature = "gcache", target_os = "linux"))]
+pub mod shm;
 pub mod sync;
 pub mod tree;
 
