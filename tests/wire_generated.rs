@@ -16,6 +16,7 @@ fn generated_code_is_that_of_the_contract() {
     std::fs::create_dir_all(&out).expect("a folder for the result");
     // Comments stay in the contract: one place to read.
     let services = tonic_prost_build::configure()
+        .build_server(false)
         .build_transport(false)
         .bytes(".")
         .disable_comments(".")
