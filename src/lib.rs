@@ -6,6 +6,8 @@ pub mod cache;
 pub mod error;
 pub mod geometry;
 pub mod key;
+#[cfg(all(feature = "gcache", target_os = "linux"))]
+pub mod node;
 pub mod policy;
 pub mod pool;
 pub mod replay;

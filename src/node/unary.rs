@@ -60,7 +60,7 @@ pub fn hello(state: &State, connection: &Connection, request: &HelloRequest) -> 
         start_id: state.start_id,
         machine: state.machine.0.to_vec().into(),
         limits: Some(state.config.limits()),
-        fast_path: socket.map(|socket| FastPath { socket, version: super::fast_wire::VERSION }),
+        fast_path: socket.map(|socket| FastPath { socket, version: crate::rpc::fast::VERSION }),
     })
 }
 

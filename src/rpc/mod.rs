@@ -3,9 +3,11 @@
 //!
 //! - [`v1`] is generated from the contract and committed; `tests/wire_generated.rs` compares.
 //! - [`ids`] packs and unpacks keys and object ids, and refuses what has another length.
+//! - [`fast`] has the messages of the same-host path.
 //! - [`frame`] makes messages around bytes that are not copied.
 //! - [`limits`] names the numbers that both sides must know.
 
+pub mod fast;
 pub mod frame;
 pub mod ids;
 pub mod limits;

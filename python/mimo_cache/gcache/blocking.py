@@ -6,7 +6,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from types import TracebackType
 from typing import TYPE_CHECKING, TypeVar
 
@@ -245,7 +245,11 @@ class Client(ClientBase):
         if len(of_node) <= 1:
             failed = [run(node) for node in of_node]
         else:
-            failed = list(self._threads().map(run, of_node))
+            threads = self._threads()
+            asked = [threads.submit(run, node) for node in of_node]
+            # Every node is done with before a refusal of one is raised: buffers are the caller's again.
+            wait(asked)
+            failed = [done.result() for done in asked]
         return tuple(name for name in failed if name is not None)
 
     def _node(
