@@ -6,10 +6,16 @@ pub mod cache;
 pub mod error;
 pub mod geometry;
 pub mod key;
+#[cfg(all(feature = "gcache", target_os = "linux"))]
+pub mod node;
 pub mod policy;
 pub mod pool;
 pub mod replay;
 pub mod ring;
+#[cfg(feature = "gcache")]
+pub mod rpc;
+#[cfg(all(feature = "gcache", target_os = "linux"))]
+pub mod shm;
 pub mod sync;
 pub mod tree;
 

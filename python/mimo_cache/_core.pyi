@@ -839,3 +839,6 @@ def replay(
     `progress(done, total, prompt_tokens, hit_tokens)` is called about ten times a second; what it raises ends the
     replay. `swa_share=None`: 0 for a model without an SWA group, else 0.1. `docs/cli.md` names every key.
     """
+
+def crc32c(data: _Buffer, value: SupportsIndex = 0) -> int:
+    """CRC32C (Castagnoli, as in iSCSI) of a buffer of bytes, continued from `value`."""

@@ -7,6 +7,7 @@ mod args;
 mod buffers;
 mod cache;
 mod call;
+mod checksum;
 mod errors;
 mod events;
 mod geometry;
@@ -42,6 +43,7 @@ fn _core(m: &Bound<'_, PyModule>) -> PyResult<()> {
     m.add_class::<events::PyEvent>()?;
     m.add_class::<events::PySnapshotPage>()?;
     m.add_class::<events::PySnapshot>()?;
+    checksum::register(m)?;
     replay::register(m)?;
     // The package says what is public; a second list here could only disagree.
     m.delattr("__all__")

@@ -1,0 +1,304 @@
+//! What a node is told: `gcache.toml`, then the environment, then flags, each over the one before. `docs/operations.md`
+//! lists every key. Unknown keys and values without units are errors with a sentence.
+
+use super::listen::Address;
+use super::units::{Size, Time};
+use crate::rpc::limits;
+use crate::shm::{Prefault, StoreConfig};
+use serde::Deserialize;
+use sha2::{Digest, Sha256};
+use std::path::PathBuf;
+use std::time::Duration;
+
+/// Everything of a node. [`NodeConfig::check`] has been passed by what [`NodeConfig::read`] returns.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct NodeConfig {
+    /// The node's name: placement uses it, and it outlives the address. Other settings may hold `{name}`.
+    pub name: String,
+    /// Where gRPC is spoken: `host:port` or `unix:/path`.
+    pub listen: Vec<Address>,
+    /// Where `/metrics` and `/health` are served over HTTP; none by default.
+    #[serde(default)]
+    pub metrics: Option<Address>,
+    /// Path of the same-host socket; none by default.
+    #[serde(default)]
+    pub fast_path: Option<PathBuf>,
+    /// Users besides the node's own who may use the same-host socket, by number.
+    #[serde(default)]
+    pub fast_path_users: Vec<u32>,
+    /// Listen off this machine without tokens.
+    #[serde(default)]
+    pub insecure: bool,
+    /// The memory tier.
+    pub memory: MemoryConfig,
+    /// What is refused.
+    #[serde(default)]
+    pub limits: LimitConfig,
+    /// Who may do what; without any, everybody may everything.
+    #[serde(default)]
+    pub tokens: Vec<TokenConfig>,
+    /// Logs.
+    #[serde(default)]
+    pub log: LogConfig,
+}
+
+/// The memory tier.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct MemoryConfig {
+    /// The file, in tmpfs or hugetlbfs.
+    pub path: PathBuf,
+    /// Its size. The node never takes more for values.
+    pub size: Size,
+    /// Unit in which memory is given to size classes.
+    #[serde(default = "MemoryConfig::slab")]
+    pub slab: Size,
+    /// Most bytes under leases; an eighth of `size` by default.
+    #[serde(default)]
+    pub lease: Option<Size>,
+    /// Longest lease.
+    #[serde(default = "MemoryConfig::max_lease")]
+    pub max_lease: Time,
+    /// Take all memory at the start. Without it a full file system ends the process later.
+    #[serde(default = "yes")]
+    pub prefault: bool,
+}
+
+impl MemoryConfig {
+    fn slab() -> Size {
+        Size(1 << 20)
+    }
+
+    fn max_lease() -> Time {
+        Time(Duration::from_secs(60))
+    }
+}
+
+fn yes() -> bool {
+    true
+}
+
+/// What is refused, so that memory is bounded whatever arrives.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct LimitConfig {
+    /// Connections at one time; more are closed at once.
+    pub connections: usize,
+    /// Calls at one time over all connections; more wait.
+    pub calls: usize,
+    /// Calls at one time on one connection.
+    pub calls_per_connection: u32,
+    /// HTTP/2 window of one connection: bytes that a peer may send before they are read.
+    pub window: Size,
+    /// Bytes of wanted values that one `Put` may owe.
+    pub put: Size,
+    /// The same over all `Put`s; a quarter of the memory tier by default. More is `NO_ROOM`.
+    pub put_total: Option<Size>,
+    /// A stream that makes no progress for so long is ended.
+    pub stall: Time,
+    /// Bytes that one same-host connection may pin.
+    pub fast_path_pins: Size,
+}
+
+impl Default for LimitConfig {
+    fn default() -> Self {
+        LimitConfig {
+            connections: 1024,
+            calls: 256,
+            calls_per_connection: 64,
+            window: Size(2 << 20),
+            put: Size(64 << 20),
+            put_total: None,
+            stall: Time(Duration::from_secs(10)),
+            fast_path_pins: Size(256 << 20),
+        }
+    }
+}
+
+/// One token.
+#[derive(Clone, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct TokenConfig {
+    /// File that holds it; surrounding white space does not count.
+    pub file: PathBuf,
+    /// Tenants it may act for.
+    #[serde(default)]
+    pub tenants: Vec<u64>,
+    /// It may act for all tenants.
+    #[serde(default)]
+    pub all_tenants: bool,
+}
+
+impl std::fmt::Debug for TokenConfig {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "TokenConfig({})", self.file.display())
+    }
+}
+
+/// Logs go to standard error.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct LogConfig {
+    /// `error`, `warn`, `info`, `debug`, `trace`, or directives such as `info,mimo_cache::node=debug`.
+    pub level: String,
+    /// One JSON object for each line instead of text.
+    pub json: bool,
+}
+
+impl Default for LogConfig {
+    fn default() -> Self {
+        LogConfig { level: "info".into(), json: false }
+    }
+}
+
+/// Prefix of environment variables; the rest is the key, `__` for the dot: `GCACHE_MEMORY__SIZE=8GiB`.
+pub const ENV_PREFIX: &str = "GCACHE_";
+/// Longest configuration file.
+const MAX_FILE_BYTES: u64 = 1 << 20;
+
+impl NodeConfig {
+    /// The configuration of a text and of overrides `(key, value)`, later ones over earlier ones. A value that reads as
+    /// TOML is that, anything else is text.
+    ///
+    /// # Errors
+    /// A sentence that names the key and what is allowed.
+    pub fn read(text: &str, overrides: &[(String, String)]) -> Result<NodeConfig, String> {
+        let mut table: toml::Table = text.parse().map_err(|e: toml::de::Error| e.to_string().trim_end().to_string())?;
+        for (key, value) in overrides {
+            set(&mut table, key, value)?;
+        }
+        let mut config: NodeConfig =
+            table.try_into().map_err(|e: toml::de::Error| e.to_string().trim_end().replace('\n', " "))?;
+        config.name_paths();
+        config.check()?;
+        Ok(config)
+    }
+
+    /// [`NodeConfig::read`] of a file.
+    ///
+    /// # Errors
+    /// A sentence that names the file.
+    pub fn load(path: &std::path::Path, overrides: &[(String, String)]) -> Result<NodeConfig, String> {
+        let failed = |e: &dyn std::fmt::Display| format!("{}: {e}", path.display());
+        let size = std::fs::metadata(path).map_err(|e| failed(&e))?.len();
+        if size > MAX_FILE_BYTES {
+            return Err(failed(&format!("the file has {size} bytes, allowed is {MAX_FILE_BYTES}")));
+        }
+        let text = std::fs::read_to_string(path).map_err(|e| failed(&e))?;
+        NodeConfig::read(&text, overrides).map_err(|e| failed(&e))
+    }
+
+    fn name_paths(&mut self) {
+        let name = self.name.clone();
+        let named = |path: &PathBuf| PathBuf::from(path.to_string_lossy().replace("{name}", &name));
+        self.memory.path = named(&self.memory.path);
+        self.fast_path = self.fast_path.as_ref().map(named);
+        for address in self.listen.iter_mut().chain(&mut self.metrics) {
+            if let Address::Unix(path) = address {
+                *path = named(path);
+            }
+        }
+    }
+
+    /// Refuses what cannot work.
+    ///
+    /// # Errors
+    /// A sentence that names the key and what is allowed.
+    pub fn check(&self) -> Result<(), String> {
+        let within = |key: &str, value: u64, least: u64, most: u64| {
+            if (least..=most).contains(&value) {
+                return Ok(());
+            }
+            Err(format!("{key} is {value}, allowed is {least} to {most}"))
+        };
+        if self.name.is_empty() || self.name.len() > 255 || self.name.chars().any(|c| c.is_control() || "/{}=*".contains(c)) {
+            return Err(format!("name is {:?}, allowed is 1 to 255 bytes without / {{ }} = *", self.name));
+        }
+        if self.listen.is_empty() {
+            return Err("listen is empty, allowed is at least one address such as \"127.0.0.1:7400\"".into());
+        }
+        if self.metrics.as_ref().is_some_and(|m| self.listen.contains(m)) {
+            return Err("metrics has an address of listen, allowed is one of its own".into());
+        }
+        let l = &self.limits;
+        within("limits.connections", l.connections as u64, 1, 65_536)?;
+        within("limits.calls", l.calls as u64, 1, 65_536)?;
+        within("limits.calls_per_connection", l.calls_per_connection.into(), 1, 65_536)?;
+        within("limits.window in bytes", l.window.0, 64 << 10, 1 << 30)?;
+        within("limits.put in bytes", l.put.0, 1 << 20, 1 << 40)?;
+        within("limits.stall in milliseconds", l.stall.0.as_millis() as u64, 100, 3_600_000)?;
+        within("memory.max_lease in milliseconds", self.memory.max_lease.0.as_millis() as u64, 1, 3_600_000)?;
+        for token in &self.tokens {
+            if token.all_tenants == !token.tenants.is_empty() {
+                return Err(format!(
+                    "token {} has {} tenants and all_tenants = {}, allowed is one of the two",
+                    token.file.display(),
+                    token.tenants.len(),
+                    token.all_tenants
+                ));
+            }
+        }
+        super::listen::check(self)
+    }
+
+    /// How to open the memory tier. The file belongs to this node's name: another name owns other buckets.
+    pub fn store(&self) -> StoreConfig {
+        let m = &self.memory;
+        let mut store = StoreConfig::new(&m.path, m.size.0);
+        store.slab_bytes = u32::try_from(m.slab.0).unwrap_or(u32::MAX);
+        store.fingerprint = Sha256::new().chain_update("gcache-node 1 ").chain_update(&self.name).finalize().into();
+        store.lease_bytes = m.lease.map_or(m.size.0 / 8, |l| l.0);
+        store.max_lease_ms = m.max_lease.millis();
+        store.prefault = if m.prefault { Prefault::Threads } else { Prefault::OnUse };
+        store
+    }
+
+    /// The limits that `Hello` tells.
+    pub fn limits(&self) -> crate::rpc::v1::Limits {
+        crate::rpc::v1::Limits {
+            keys: limits::MAX_KEYS as u32,
+            objects: limits::MAX_OBJECTS as u32,
+            value_bytes: limits::MAX_VALUE_BYTES,
+            message_bytes: limits::MAX_MESSAGE_BYTES as u32,
+            lease_ms: self.memory.max_lease.millis(),
+            streams: self.limits.calls_per_connection,
+            put_bytes: self.limits.put.0,
+            stall_ms: self.limits.stall.millis(),
+        }
+    }
+
+    /// Bytes that all `Put`s may owe.
+    pub fn put_total(&self) -> u64 {
+        self.limits.put_total.map_or(self.memory.size.0 / 4, |s| s.0)
+    }
+}
+
+/// The overrides in an environment: `GCACHE_A__B=v` sets `a.b`. `GCACHE_CONFIG` names the file and `GCACHE_NODES` the
+/// cluster of `gcachectl`; they are no keys.
+pub fn from_env(vars: impl Iterator<Item = (String, String)>) -> Vec<(String, String)> {
+    let key = |name: &str| Some(name.strip_prefix(ENV_PREFIX)?.to_ascii_lowercase().replace("__", "."));
+    let mut found: Vec<_> = vars.filter_map(|(name, value)| Some((key(&name)?, value))).collect();
+    found.retain(|(key, _)| key != "config" && key != "nodes" && key != "token_file");
+    found.sort();
+    found
+}
+
+fn set(table: &mut toml::Table, key: &str, value: &str) -> Result<(), String> {
+    let parsed = format!("v = {value}").parse::<toml::Table>().ok().filter(|t| t.len() == 1);
+    let parsed = parsed.and_then(|mut t| t.remove("v")).unwrap_or_else(|| toml::Value::String(value.to_string()));
+    let (path, last) = key.rsplit_once('.').map_or((None, key), |(path, last)| (Some(path), last));
+    let mut at = table;
+    for step in path.into_iter().flat_map(|p| p.split('.')) {
+        let next = at.entry(step).or_insert_with(|| toml::Value::Table(toml::Table::new()));
+        at = next.as_table_mut().ok_or_else(|| format!("{key} cannot be set: {step} is no table"))?;
+    }
+    // A list may be given as its one entry.
+    let parsed = match (at.get(last), parsed) {
+        (Some(toml::Value::Array(_)), one @ toml::Value::String(_)) => toml::Value::Array(vec![one]),
+        (Some(toml::Value::String(_)), _) => toml::Value::String(value.to_string()),
+        (_, parsed) => parsed,
+    };
+    at.insert(last.to_string(), parsed);
+    Ok(())
+}

@@ -1,0 +1,161 @@
+//! The answer of a `Get` as an HTTP body: values go from the shared memory to the socket without a copy of ours.
+//!
+//! - One object is pinned at a time, when its turn comes, and stays so while its bytes wait to be sent: what a slow reader
+//!   holds is one value, however long its batch is. What was evicted meanwhile is a miss.
+//! - Small pieces and misses are gathered in a buffer of [`GATHER_BYTES`], since each frame costs a system call; large ones
+//!   follow their head as they are.
+//! - Bytes are not compared with their CRC here: the reader does that, and reports (`Verify`).
+
+use super::metrics::Metrics;
+use super::state::{Progress, State};
+use crate::rpc::frame::{Carrier, PieceHead, put_head, put_message};
+use crate::rpc::limits::CHUNK_BYTES;
+use crate::rpc::v1::{GetReply, Miss, MissReason};
+use crate::shm::{ObjectId, Pinned};
+use bytes::{Bytes, BytesMut};
+use http::{HeaderMap, HeaderValue};
+use http_body::Frame;
+use std::collections::VecDeque;
+use std::convert::Infallible;
+use std::pin::Pin;
+use std::sync::Arc;
+use std::task::{Context, Poll};
+
+/// Pieces up to this are copied behind their head: below it a copy costs less than a frame.
+const COPIED_BYTES: usize = 16 << 10;
+/// What is gathered before it is sent.
+const GATHER_BYTES: usize = 64 << 10;
+
+/// A pinned value as shared bytes.
+struct Value(Pinned);
+
+impl AsRef<[u8]> for Value {
+    fn as_ref(&self) -> &[u8] {
+        &self.0
+    }
+}
+
+/// The object whose pieces are being sent.
+struct Current {
+    bytes: Bytes,
+    crcs: Box<[u32]>,
+    layout: u32,
+    at: usize,
+}
+
+/// See the file.
+pub struct GetBody {
+    state: Arc<State>,
+    progress: Arc<Progress>,
+    tenant: u64,
+    ids: Vec<ObjectId>,
+    next: usize,
+    current: Option<Current>,
+    piece_bytes: usize,
+    frames: VecDeque<Bytes>,
+    gathered: BytesMut,
+    ended: bool,
+}
+
+impl GetBody {
+    /// The values of `ids` in pieces of at most `piece_bytes`, a divisor of a chunk.
+    pub fn new(
+        state: Arc<State>,
+        progress: Arc<Progress>,
+        tenant: u64,
+        ids: Vec<ObjectId>,
+        piece_bytes: usize,
+    ) -> GetBody {
+        debug_assert!(CHUNK_BYTES.is_multiple_of(piece_bytes));
+        GetBody {
+            state,
+            progress,
+            tenant,
+            ids,
+            next: 0,
+            current: None,
+            piece_bytes,
+            frames: VecDeque::new(),
+            gathered: BytesMut::new(),
+            ended: false,
+        }
+    }
+
+    /// The next bytes of the body; `None` at its end.
+    fn next_frame(&mut self) -> Option<Bytes> {
+        loop {
+            if let Some(frame) = self.frames.pop_front() {
+                return Some(frame);
+            }
+            if self.gathered.len() >= GATHER_BYTES || self.current.is_none() && self.next == self.ids.len() {
+                return (!self.gathered.is_empty()).then(|| self.gathered.split().freeze());
+            }
+            if self.current.is_some() { self.piece() } else { self.object() }
+        }
+    }
+
+    /// Starts the next object.
+    fn object(&mut self) {
+        let index = self.next as u32;
+        self.next += 1;
+        match self.state.store.get(self.tenant, &self.ids[index as usize]) {
+            Some(pinned) => {
+                let (crcs, layout) = (pinned.crcs().into(), pinned.meta().put.layout);
+                let bytes = Bytes::from_owner(Value(pinned));
+                Metrics::add(&self.state.metrics.get_bytes, bytes.len() as u64);
+                self.current = Some(Current { bytes, crcs, layout, at: 0 });
+            }
+            None => {
+                let miss = Miss { index, reason: MissReason::Absent as i32 };
+                put_message(&mut self.gathered, &GetReply { piece: None, misses: vec![miss] });
+            }
+        }
+    }
+
+    /// Adds the next piece of the current object.
+    fn piece(&mut self) {
+        let Some(current) = &mut self.current else { return };
+        let start = current.at;
+        let end = (start + self.piece_bytes).min(current.bytes.len());
+        let data = current.bytes.slice(start..end);
+        let whole = end == current.bytes.len();
+        let ends_chunk = whole || end.is_multiple_of(CHUNK_BYTES);
+        let head = PieceHead {
+            index: (self.next - 1) as u32,
+            length: if start == 0 { current.bytes.len() as u64 } else { 0 },
+            layout: if start == 0 { current.layout } else { 0 },
+            offset: start as u64,
+            crc32c: ends_chunk.then(|| current.crcs.get(start / CHUNK_BYTES).copied().unwrap_or_default()),
+        };
+        put_head(&mut self.gathered, Carrier::GetReply, &head, data.len());
+        if data.len() <= COPIED_BYTES {
+            self.gathered.extend_from_slice(&data);
+        } else {
+            self.frames.push_back(self.gathered.split().freeze());
+            self.frames.push_back(data);
+        }
+        current.at = end;
+        if whole {
+            self.current = None;
+        }
+    }
+}
+
+impl http_body::Body for GetBody {
+    type Data = Bytes;
+    type Error = Infallible;
+
+    fn poll_frame(mut self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
+        self.progress.moved(self.state.clock.now());
+        if self.ended {
+            return Poll::Ready(None);
+        }
+        if let Some(bytes) = self.next_frame() {
+            return Poll::Ready(Some(Ok(Frame::data(bytes))));
+        }
+        self.ended = true;
+        let mut trailers = HeaderMap::new();
+        trailers.insert("grpc-status", HeaderValue::from_static("0"));
+        Poll::Ready(Some(Ok(Frame::trailers(trailers))))
+    }
+}

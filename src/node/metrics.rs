@@ -1,0 +1,161 @@
+//! Counters of the wire, and everything as Prometheus text. Names end in `_total`, `_seconds` or `_bytes` where they count,
+//! time or measure.
+
+use super::state::State;
+use std::fmt::Write;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// Calls that are counted, by path.
+pub const CALLS: [&str; 8] = ["Hello", "Exists", "Get", "Put", "Touch", "Delete", "Verify", "Stats"];
+
+/// Upper ends of the buckets of call times in seconds, without infinity.
+const BUCKETS: [f64; 8] = [0.0001, 0.0005, 0.002, 0.01, 0.05, 0.25, 1.0, 10.0];
+
+/// Times and ends of one call.
+#[derive(Debug, Default)]
+pub struct CallMetrics {
+    /// Calls that ended, in a refusal or not.
+    pub ended: AtomicU64,
+    /// Of those, refusals.
+    pub refused: AtomicU64,
+    micros: AtomicU64,
+    buckets: [AtomicU64; BUCKETS.len()],
+}
+
+/// All counters.
+#[derive(Debug, Default)]
+pub struct Metrics {
+    /// As [`CALLS`].
+    pub calls: [CallMetrics; CALLS.len()],
+    /// Bytes of values that were given to the network.
+    pub get_bytes: AtomicU64,
+    /// Bytes of values that were stored.
+    pub put_bytes: AtomicU64,
+    /// Values that were stored.
+    pub puts: AtomicU64,
+    /// Chunks that did not match their CRC on arrival.
+    pub corrupt_chunks: AtomicU64,
+    /// Connections that are open.
+    pub connections: AtomicU64,
+    /// Connections that were accepted, and those closed at once because there were too many.
+    pub accepted: AtomicU64,
+    /// See `accepted`.
+    pub refused_connections: AtomicU64,
+    /// Connections closed because a stream stalled, or nothing was ever asked.
+    pub stalled: AtomicU64,
+    /// Calls that run.
+    pub running: AtomicU64,
+    /// Connections of the same-host path that are open.
+    pub fast_connections: AtomicU64,
+    /// Values handed out over the same-host path.
+    pub fast_hits: AtomicU64,
+    /// Values asked for over the same-host path that were not there.
+    pub fast_misses: AtomicU64,
+    /// Bytes of those handed out.
+    pub fast_bytes: AtomicU64,
+}
+
+impl Metrics {
+    /// Adds to a counter.
+    pub fn add(counter: &AtomicU64, n: u64) {
+        counter.fetch_add(n, Ordering::Relaxed);
+    }
+
+    /// Takes from a state.
+    pub fn sub(counter: &AtomicU64, n: u64) {
+        counter.fetch_sub(n, Ordering::Relaxed);
+    }
+
+    /// A value was stored.
+    pub fn put(&self, bytes: u64) {
+        Metrics::add(&self.puts, 1);
+        Metrics::add(&self.put_bytes, bytes);
+    }
+
+    /// A chunk did not match.
+    pub fn corrupt(&self) {
+        Metrics::add(&self.corrupt_chunks, 1);
+    }
+
+    /// A call ended.
+    pub fn ended(&self, call: usize, micros: u64, refused: bool) {
+        let of = &self.calls[call];
+        Metrics::add(&of.ended, 1);
+        Metrics::add(&of.refused, refused.into());
+        Metrics::add(&of.micros, micros);
+        if let Some(bucket) = BUCKETS.iter().position(|end| micros as f64 <= end * 1e6) {
+            Metrics::add(&of.buckets[bucket], 1);
+        }
+    }
+}
+
+/// Everything as Prometheus text.
+pub fn text(state: &State) -> String {
+    let mut out = String::with_capacity(8 << 10);
+    let m = &state.metrics;
+    let load = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+    let mut metric = |name: &str, kind: &str, help: &str, samples: &[(&str, f64)]| {
+        let _ = writeln!(out, "# HELP gcache_{name} {help}\n# TYPE gcache_{name} {kind}");
+        for (labels, value) in samples {
+            let _ = writeln!(out, "gcache_{name}{labels} {value}");
+        }
+    };
+    let s = state.store.stats();
+    let memory = |value: u64| [(r#"{tier="memory"}"#, value as f64)];
+    metric("hits_total", "counter", "Values found.", &memory(s.hits));
+    metric("misses_total", "counter", "Values not found.", &[("", s.misses as f64)]);
+    metric("capacity_bytes", "gauge", "Most bytes of slots.", &memory(s.slab_bytes));
+    metric("used_bytes", "gauge", "Bytes of slots in use.", &memory(s.slot_bytes));
+    metric("value_bytes", "gauge", "Bytes of values.", &memory(s.value_bytes));
+    metric("objects", "gauge", "Values.", &memory(s.objects));
+    metric("keys", "gauge", "Keys with a value.", &memory(s.keys));
+    metric("pinned_objects", "gauge", "Values with a pin.", &memory(s.pinned_objects));
+    metric("leased_bytes", "gauge", "Bytes under lease.", &memory(s.lease_bytes));
+    metric("writers", "gauge", "Slots being written.", &memory(s.writers));
+    metric("index_bytes", "gauge", "Bytes of the index.", &memory(s.index_bytes));
+    metric("committed_total", "counter", "Values stored.", &memory(s.committed));
+    metric("evicted_total", "counter", "Values evicted.", &memory(s.evicted_objects));
+    metric("evicted_bytes_total", "counter", "Bytes of values evicted.", &memory(s.evicted_bytes));
+    metric("deleted_total", "counter", "Values deleted.", &memory(s.deleted));
+    metric("damaged_total", "counter", "Values dropped because of a check.", &memory(s.damaged_headers + s.damaged_values));
+    let outcomes = [("present", s.present), ("busy", s.busy), ("no_room", s.no_room), ("aborted", s.aborted)];
+    let labels = outcomes.map(|(name, value)| (format!(r#"{{outcome="{name}"}}"#), value as f64));
+    let samples: Vec<(&str, f64)> = labels.iter().map(|(l, v)| (l.as_str(), *v)).collect();
+    metric("unstored_total", "counter", "Offers that stored nothing, by outcome.", &samples);
+    metric("get_bytes_total", "counter", "Bytes of values given to the network.", &[("", load(&m.get_bytes) as f64)]);
+    metric("put_bytes_total", "counter", "Bytes of values stored.", &[("", load(&m.put_bytes) as f64)]);
+    metric("put_owed_bytes", "gauge", "Bytes that running puts owe.", &[("", state.owed() as f64)]);
+    metric("corrupt_chunks_total", "counter", "Chunks that arrived damaged.", &[("", load(&m.corrupt_chunks) as f64)]);
+    metric("connections", "gauge", "Connections.", &[("", load(&m.connections) as f64)]);
+    metric("accepted_connections_total", "counter", "Connections accepted.", &[("", load(&m.accepted) as f64)]);
+    metric("refused_connections_total", "counter", "Connections beyond the limit.", &[("", load(&m.refused_connections) as f64)]);
+    metric("stalled_total", "counter", "Connections closed for a stall.", &[("", load(&m.stalled) as f64)]);
+    metric("fast_connections", "gauge", "Same-host connections.", &[("", load(&m.fast_connections) as f64)]);
+    metric("fast_hits_total", "counter", "Values found over the same-host path.", &[("", load(&m.fast_hits) as f64)]);
+    metric("fast_misses_total", "counter", "Values not found over it.", &[("", load(&m.fast_misses) as f64)]);
+    metric("fast_bytes_total", "counter", "Bytes handed out over it.", &[("", load(&m.fast_bytes) as f64)]);
+    metric("running_calls", "gauge", "Calls that run.", &[("", load(&m.running) as f64)]);
+    metric("uptime_seconds", "gauge", "Time since the start.", &[("", state.clock.now() as f64 / 1000.0)]);
+    calls(&mut out, m);
+    out
+}
+
+fn calls(out: &mut String, m: &Metrics) {
+    let load = |counter: &AtomicU64| counter.load(Ordering::Relaxed);
+    let _ = writeln!(out, "# HELP gcache_refused_total Calls refused.\n# TYPE gcache_refused_total counter");
+    for (name, of) in CALLS.iter().zip(&m.calls) {
+        let _ = writeln!(out, "gcache_refused_total{{call=\"{name}\"}} {}", load(&of.refused));
+    }
+    let _ = writeln!(out, "# HELP gcache_call_seconds Time of a call.\n# TYPE gcache_call_seconds histogram");
+    for (name, of) in CALLS.iter().zip(&m.calls) {
+        let mut below = 0;
+        for (end, bucket) in BUCKETS.iter().zip(&of.buckets) {
+            below += load(bucket);
+            let _ = writeln!(out, "gcache_call_seconds_bucket{{call=\"{name}\",le=\"{end}\"}} {below}");
+        }
+        let ended = load(&of.ended);
+        let _ = writeln!(out, "gcache_call_seconds_bucket{{call=\"{name}\",le=\"+Inf\"}} {ended}");
+        let _ = writeln!(out, "gcache_call_seconds_sum{{call=\"{name}\"}} {}", load(&of.micros) as f64 / 1e6);
+        let _ = writeln!(out, "gcache_call_seconds_count{{call=\"{name}\"}} {ended}");
+    }
+}

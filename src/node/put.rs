@@ -1,0 +1,192 @@
+//! One `Put` stream without its network: requests go in, answers come out.
+//!
+//! - Offers wait in order until the stream owes few enough bytes; only then a slot is taken. So no number of offers can
+//!   take the memory from what is cached.
+//! - Pieces are copied into the slot and added to the chunk's CRC in one visit while they are in the processor's cache.
+//! - Dropped in any state, it gives back every slot that was not committed.
+
+use super::state::State;
+use crate::rpc::ids;
+use crate::rpc::limits::{CHUNK_BYTES, MAX_OBJECTS, MAX_PIECE_BYTES, VERSIONS};
+use crate::rpc::v1::{Answer, Offer, Piece, PutOutcome, PutRequest};
+use crate::shm::{Begin, ChainKey, ObjectId, PutMeta, ShmError, Writer, chunks_of};
+use std::collections::VecDeque;
+use std::sync::Arc;
+use tonic::Status;
+
+/// A wanted object whose pieces have not all come.
+struct Owed {
+    index: u32,
+    len: usize,
+    at: usize,
+    crc: u32,
+    crcs: Vec<u32>,
+    /// None once a chunk was bad: the rest is thrown away.
+    writer: Option<Writer>,
+}
+
+/// See the file.
+pub struct PutSession {
+    state: Arc<State>,
+    tenant: u64,
+    offered: u32,
+    waiting: VecDeque<(u32, PutMeta)>,
+    owed: VecDeque<Owed>,
+    owed_bytes: u64,
+}
+
+impl PutSession {
+    /// A stream whose first request was read. The tenant's right is checked by the caller.
+    pub fn new(state: Arc<State>, tenant: u64) -> PutSession {
+        PutSession { state, tenant, offered: 0, waiting: VecDeque::new(), owed: VecDeque::new(), owed_bytes: 0 }
+    }
+
+    /// Whether every offer has its last answer.
+    pub fn settled(&self) -> bool {
+        self.waiting.is_empty() && self.owed.is_empty()
+    }
+
+    /// Takes a request; adds the answers that it causes.
+    ///
+    /// # Errors
+    /// `INVALID_ARGUMENT` and the like with a sentence; the stream is over. What was stored stays.
+    pub fn request(&mut self, request: PutRequest, now: u64, answers: &mut Vec<Answer>) -> Result<(), Status> {
+        if request.version != 0 && !VERSIONS.contains(&request.version) || !matches!(request.tenant, 0) && request.tenant != self.tenant
+        {
+            return Err(Status::invalid_argument(format!(
+                "a later message has version {} and tenant {}, allowed is 0 or those of the first, tenant {}",
+                request.version, request.tenant, self.tenant
+            )));
+        }
+        if self.waiting.len() + request.offers.len() > MAX_OBJECTS {
+            return Err(Status::invalid_argument(format!(
+                "{} offers wait for an answer, allowed is {MAX_OBJECTS}",
+                self.waiting.len() + request.offers.len()
+            )));
+        }
+        for offer in &request.offers {
+            let meta = self.meta(offer).map_err(|e| {
+                Status::invalid_argument(format!("offer {}: {e}", self.offered))
+            })?;
+            self.waiting.push_back((self.offered, meta));
+            self.offered = self.offered.checked_add(1).ok_or_else(|| Status::invalid_argument("too many offers"))?;
+        }
+        if let Some(piece) = request.piece {
+            self.piece(piece, answers)?;
+        }
+        self.admit(now, answers)
+    }
+
+    fn meta(&self, offer: &Offer) -> Result<PutMeta, String> {
+        let (key, part) = ids::object(&offer.id)?;
+        let extent = ChainKey::try_from(&offer.extent[..])
+            .map_err(|_| format!("extent has {} bytes, allowed is 32", offer.extent.len()))?;
+        let meta = PutMeta {
+            id: ObjectId { key, part },
+            tenant: self.tenant,
+            bucket: offer.bucket,
+            len: offer.length,
+            extent,
+            page_index: offer.page_index,
+            superseded: offer.superseded,
+            layout: offer.layout,
+        };
+        meta.validate().map(|()| meta).map_err(|e| e.to_string())
+    }
+
+    /// Answers waiting offers in order, as far as the stream may owe bytes.
+    fn admit(&mut self, now: u64, answers: &mut Vec<Answer>) -> Result<(), Status> {
+        while let Some((index, meta)) = self.waiting.front() {
+            let (index, meta) = (*index, *meta);
+            if !self.owed.is_empty() && self.owed_bytes + meta.len > self.state.config.limits.put.0 {
+                break;
+            }
+            self.waiting.pop_front();
+            let outcome = self.begin(index, &meta, now)?;
+            answers.push(Answer { index, outcome: outcome as i32 });
+        }
+        Ok(())
+    }
+
+    fn begin(&mut self, index: u32, meta: &PutMeta, now: u64) -> Result<PutOutcome, Status> {
+        if !self.state.owe(meta.len) {
+            return Ok(PutOutcome::NoRoom);
+        }
+        let begun = self.state.store.begin(meta, now);
+        let Ok(Begin::Slot(writer)) = begun else {
+            self.state.pay(meta.len);
+            return match begun {
+                Ok(Begin::Present) => Ok(PutOutcome::Present),
+                Ok(Begin::Busy) => Ok(PutOutcome::Busy),
+                // A value that no eviction could make room for is refused like one that is too long for the protocol.
+                Err(e @ ShmError::Invalid { .. }) => Err(Status::invalid_argument(format!("offer {index}: {e}"))),
+                Err(e) => Err(Status::internal(e.to_string())),
+                _ => Ok(PutOutcome::NoRoom),
+            };
+        };
+        let len = meta.len as usize;
+        self.owed_bytes += meta.len;
+        let crcs = Vec::with_capacity(chunks_of(len));
+        self.owed.push_back(Owed { index, len, at: 0, crc: 0, crcs, writer: Some(writer) });
+        Ok(PutOutcome::Wanted)
+    }
+
+    /// Bytes of the object that was wanted first.
+    fn piece(&mut self, piece: Piece, answers: &mut Vec<Answer>) -> Result<(), Status> {
+        let Some(owed) = self.owed.front_mut() else {
+            return Err(Status::invalid_argument(format!("a piece of object {}, and no object is wanted", piece.index)));
+        };
+        let (start, end) = (owed.at, owed.at + piece.data.len());
+        let fits = !piece.data.is_empty() && end <= owed.len && start % CHUNK_BYTES + piece.data.len() <= MAX_PIECE_BYTES;
+        if piece.index != owed.index || piece.offset != start as u64 || !fits {
+            return Err(Status::invalid_argument(format!(
+                "a piece of object {} at {} with {} bytes, allowed is the next one of object {} at {start} of {}, within a \
+                 chunk",
+                piece.index,
+                piece.offset,
+                piece.data.len(),
+                owed.index,
+                owed.len
+            )));
+        }
+        owed.at = end;
+        if let Some(writer) = &mut owed.writer {
+            writer.bytes()[start..end].copy_from_slice(&piece.data);
+            owed.crc = crc32c::crc32c_append(owed.crc, &piece.data);
+            if end == owed.len || end % CHUNK_BYTES == 0 {
+                if piece.crc32c == Some(owed.crc) {
+                    owed.crcs.push(owed.crc);
+                    owed.crc = 0;
+                } else {
+                    owed.writer = None;
+                    answers.push(Answer { index: owed.index, outcome: PutOutcome::Corrupt as i32 });
+                    self.state.metrics.corrupt();
+                }
+            }
+        }
+        if end == owed.len {
+            self.whole(answers)?;
+        }
+        Ok(())
+    }
+
+    /// The first owed object has all its bytes.
+    fn whole(&mut self, answers: &mut Vec<Answer>) -> Result<(), Status> {
+        let Some(owed) = self.owed.pop_front() else { return Ok(()) };
+        self.owed_bytes -= owed.len as u64;
+        self.state.pay(owed.len as u64);
+        if let Some(writer) = owed.writer {
+            writer.commit(&owed.crcs).map_err(|e| Status::internal(e.to_string()))?;
+            answers.push(Answer { index: owed.index, outcome: PutOutcome::Stored as i32 });
+            self.state.metrics.put(owed.len as u64);
+        }
+        Ok(())
+    }
+}
+
+impl Drop for PutSession {
+    fn drop(&mut self) {
+        self.owed.clear();
+        self.state.pay(self.owed_bytes);
+    }
+}
