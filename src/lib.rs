@@ -3,9 +3,13 @@
 //! Start at [`cache::Cache`]. `docs/design.md` has the rules and the reasons.
 
 pub mod cache;
+#[cfg(all(feature = "gcache", target_os = "linux"))]
+pub mod client;
 pub mod error;
 pub mod geometry;
 pub mod key;
+#[cfg(all(feature = "gcache", target_os = "linux"))]
+pub mod member;
 #[cfg(all(feature = "gcache", target_os = "linux"))]
 pub mod node;
 pub mod policy;

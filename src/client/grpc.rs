@@ -5,7 +5,8 @@
 
 use super::call::{CallError, code};
 use super::reply::{PREFIX, message_length};
-use bytes::{BufMut, Bytes, BytesMut};
+use crate::rpc::frame::put_message;
+use bytes::{Bytes, BytesMut};
 use h2::client::{ResponseFuture, SendRequest};
 use h2::{RecvStream, SendStream};
 use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode, Version};
@@ -173,11 +174,8 @@ impl Drop for Connection {
 
 /// A message with its prefix.
 pub fn framed(message: &impl Message) -> Bytes {
-    let length = message.encoded_len();
-    let mut bytes = BytesMut::with_capacity(PREFIX + length);
-    bytes.put_u8(0);
-    bytes.put_u32(length as u32);
-    message.encode_raw(&mut bytes);
+    let mut bytes = BytesMut::new();
+    put_message(&mut bytes, message);
     bytes.freeze()
 }
 

@@ -46,6 +46,6 @@ pub use grpc::Io;
 pub use metrics::Metrics;
 pub use node::Node;
 pub use ramp::{Ramp, RampConfig};
-pub use reply::{Breach, PieceHead, Pieces, ReplyParser};
+pub use reply::{Breach, Pieces, ReplyParser};
 pub use transport::{Bytes, GetBatch, NodeInfo, Outgoing, Pending, PutBatch, PutHead, Transport};
 pub use types::{Counted, Destination, GetItem, Got, KeyRun, Miss, ObjectId, Presence, PutItem, Stored};

@@ -5,10 +5,11 @@ use super::chunks::{Buffers, Chunk, Source};
 use super::grpc::{Connection, Event, Stream, framed};
 use super::transport::{self, PutBatch};
 use super::types::Stored;
+use crate::rpc::frame::{Carrier, PieceHead, put_head};
 use crate::rpc::ids::pack;
-use crate::rpc::limits::{CHUNK_BYTES, VERSIONS};
+use crate::rpc::limits::VERSIONS;
 use crate::rpc::v1::{self, PutOutcome};
-use bytes::{BufMut, Bytes, BytesMut};
+use bytes::{Bytes, BytesMut};
 use prost::Message;
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -142,7 +143,11 @@ impl<'p, 'b, 'a> PutStream<'p, 'b, 'a> {
             };
             match next {
                 Some((data, crc)) => {
-                    self.rest.push_back(piece_head(sending.index as u32, sending.offset, crc, data.len()));
+                    let (index, offset) = (sending.index as u32, sending.offset);
+                    let mut message = BytesMut::new();
+                    let head = PieceHead { index, offset, crc32c: Some(crc), ..PieceHead::default() };
+                    put_head(&mut message, Carrier::PutRequest, &head, data.len());
+                    self.rest.push_back(message.freeze());
                     sending.offset += data.len() as u64;
                     self.rest.push_back(data);
                     return;
@@ -175,43 +180,5 @@ impl<'p, 'b, 'a> PutStream<'p, 'b, 'a> {
         self.answers[index] = Answered::Final;
         self.batch.stored[self.offered[index]] = Some(stored);
         Ok(())
-    }
-}
-
-/// Everything of a piece's message but its data: one chunk is one piece.
-fn piece_head(index: u32, offset: u64, crc: u32, bytes: usize) -> Bytes {
-    debug_assert!((1..=CHUNK_BYTES).contains(&bytes));
-    let empty = v1::Piece { index, length: 0, layout: 0, offset, crc32c: Some(crc), data: Bytes::new() };
-    // Tag of `data` and its length, which come last.
-    let data_tag = 1 + varint_bytes(bytes as u64);
-    let piece = empty.encoded_len() + data_tag + bytes;
-    let message = 1 + varint_bytes(piece as u64) + piece;
-    let mut head = BytesMut::with_capacity(64);
-    head.put_u8(0);
-    head.put_u32(message as u32);
-    head.put_u8(0x22);
-    prost::encoding::encode_varint(piece as u64, &mut head);
-    empty.encode_raw(&mut head);
-    head.put_u8(0x7a);
-    prost::encoding::encode_varint(bytes as u64, &mut head);
-    head.freeze()
-}
-
-fn varint_bytes(value: u64) -> usize {
-    prost::encoding::encoded_len_varint(value)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn head_and_data_are_one_message() {
-        for (index, offset, bytes) in [(0, 0, 1), (200, 5 << 20, 127), (70_000, 127 << 20, 128), (1, 1 << 20, CHUNK_BYTES)] {
-            let data = Bytes::from(vec![7; bytes]);
-            let piece = v1::Piece { index, length: 0, layout: 0, offset, crc32c: Some(3), data: data.clone() };
-            let whole = framed(&v1::PutRequest { piece: Some(piece), ..v1::PutRequest::default() });
-            assert!([piece_head(index, offset, 3, bytes), data].concat() == whole);
-        }
     }
 }

@@ -1,8 +1,9 @@
 //! Puts the pieces of one `Get` into the destinations of its objects, and checks what the protocol promises of them.
 
-use super::reply::{Breach, PieceHead, Pieces};
+use super::reply::{Breach, Pieces};
 use super::transport::GetBatch;
 use super::types::{Destination, Fill, GetItem, Got, Miss};
+use crate::rpc::frame::PieceHead;
 use crate::rpc::limits::{CHUNK_BYTES, MAX_PIECE_BYTES, MAX_VALUE_BYTES};
 use crate::rpc::v1::MissReason;
 
@@ -65,19 +66,19 @@ impl<'r, 'b, 'a> Receive<'r, 'b, 'a> {
 }
 
 impl Pieces for Receive<'_, '_, '_> {
-    fn begin(&mut self, head: PieceHead) -> Result<(), Breach> {
+    fn begin(&mut self, head: PieceHead, bytes: usize) -> Result<(), Breach> {
         if self.current.is_none() {
             self.current = Some(self.start(&head)?);
         }
         let Some(current) = &self.current else { return Ok(()) };
         let at = current.fill.at;
-        let end = at + head.bytes as u64;
-        let in_chunk = at as usize % CHUNK_BYTES + head.bytes;
-        let sizes_fit = (1..=MAX_PIECE_BYTES).contains(&head.bytes) && end <= current.length && in_chunk <= CHUNK_BYTES;
+        let end = at + bytes as u64;
+        let in_chunk = at as usize % CHUNK_BYTES + bytes;
+        let sizes_fit = (1..=MAX_PIECE_BYTES).contains(&bytes) && end <= current.length && in_chunk <= CHUNK_BYTES;
         if current.index != head.index || head.offset != at || !sizes_fit {
             return Err(format!(
-                "{} bytes at {} of object {}, after {at} of {} bytes of object {}",
-                head.bytes, head.offset, head.index, current.length, current.index
+                "{bytes} bytes at {} of object {}, after {at} of {} bytes of object {}",
+                head.offset, head.index, current.length, current.index
             ));
         }
         let ends_chunk = in_chunk == CHUNK_BYTES || end == current.length;

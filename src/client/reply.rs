@@ -4,34 +4,18 @@
 //! Encoders write fields in the order of their numbers, and `data` has the highest, so a message normally is a few bytes of
 //! head and then data to its end. Any other order is valid too and is decoded as a whole.
 
+use crate::rpc::frame::PieceHead;
 use crate::rpc::limits::MAX_MESSAGE_BYTES;
-use crate::rpc::v1::{GetReply, MissReason};
+use crate::rpc::v1::{self, GetReply, MissReason};
 use prost::Message;
 
 /// What a node did that the protocol does not allow.
 pub type Breach = String;
 
-/// A piece before its data.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct PieceHead {
-    /// Which object of the batch.
-    pub index: u32,
-    /// Length of the value, in its first piece.
-    pub length: u64,
-    /// Layout number, in its first piece.
-    pub layout: u32,
-    /// Where the data belongs.
-    pub offset: u64,
-    /// CRC32C of the chunk that ends here.
-    pub crc32c: Option<u32>,
-    /// Bytes of data.
-    pub bytes: usize,
-}
-
 /// Takes what the messages mean.
 pub trait Pieces {
-    /// A piece begins. Its data follows in any number of calls of `data`, then `end`.
-    fn begin(&mut self, head: PieceHead) -> Result<(), Breach>;
+    /// A piece begins. So many bytes of its data follow in any number of calls of `data`, then `end`.
+    fn begin(&mut self, head: PieceHead, bytes: usize) -> Result<(), Breach>;
     /// More of its data.
     fn data(&mut self, bytes: &[u8]);
     /// All of it has come.
@@ -123,12 +107,12 @@ impl ReplyParser {
         self.hold(bytes, length.min(MOST_HEAD));
         match scan(&self.held, length) {
             Scan::More if self.held.len() < length.min(MOST_HEAD) => {}
-            Scan::Piece { head, at } => {
+            Scan::Piece { head, bytes: data, at } => {
                 // What was held beyond the head is data; it is taken from `rest` again.
                 *bytes = &rest[at - before..];
                 self.held.clear();
-                self.state = State::Data(head.bytes);
-                pieces.begin(head)?;
+                self.state = State::Data(data);
+                pieces.begin(head, data)?;
             }
             _ => {
                 self.state = State::Whole(length);
@@ -145,15 +129,9 @@ impl ReplyParser {
         self.held.clear();
         self.state = State::Prefix;
         if let Some(piece) = reply.piece {
-            pieces.begin(PieceHead {
-                index: piece.index,
-                length: piece.length,
-                layout: piece.layout,
-                offset: piece.offset,
-                crc32c: piece.crc32c,
-                bytes: piece.data.len(),
-            })?;
-            pieces.data(&piece.data);
+            let v1::Piece { index, length, layout, offset, crc32c, data } = piece;
+            pieces.begin(PieceHead { index, length, layout, offset, crc32c }, data.len())?;
+            pieces.data(&data);
             pieces.end()?;
         }
         for miss in &reply.misses {
@@ -182,7 +160,7 @@ enum Scan {
     /// The bytes end too early to tell.
     More,
     /// A piece whose data starts at `at` and ends with the message.
-    Piece { head: PieceHead, at: usize },
+    Piece { head: PieceHead, bytes: usize, at: usize },
     /// Something else.
     Other,
 }
@@ -224,8 +202,7 @@ fn scan(bytes: &[u8], length: usize) -> Scan {
                 if data == 0 || data != (length - at.min(length)) as u64 {
                     return Scan::Other;
                 }
-                head.bytes = data as usize;
-                return Scan::Piece { head, at };
+                return Scan::Piece { head, bytes: data as usize, at };
             }
             _ => return Scan::Other,
         }

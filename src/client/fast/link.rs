@@ -4,8 +4,9 @@
 //! runtime at once would cost more than the answer. A node that takes longer is waited for without holding the thread.
 
 use super::map::Mapping;
-use super::wire::{self, HEADER_BYTES, Header, MAX_ANSWER, Welcome, kind};
 use crate::client::call::CallError;
+use crate::rpc::fast::{self, HELLO_BYTES, HelloReply, Kind, REPLY_BYTES, Reply, Request};
+use crate::rpc::ids::ChainKey;
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
@@ -23,11 +24,14 @@ const EAGER_MS: i32 = 1;
 #[derive(Debug)]
 pub struct Link {
     stream: UnixStream,
-    number: u64,
+    /// Number of the last get.
+    sequence: u64,
     /// What the node said.
-    pub welcome: Welcome,
+    pub hello: HelloReply,
     /// The node's file.
     pub mapping: Arc<Mapping>,
+    /// Start of the node that it was opened to.
+    pub start_id: u64,
 }
 
 /// A file descriptor as the runtime wants it: not owned.
@@ -41,54 +45,66 @@ impl AsRawFd for Watched {
 
 impl Link {
     /// Connects and greets. `known` is used again if it is the same file.
-    pub async fn open(path: &Path, token: Option<&str>, known: Option<Arc<Mapping>>) -> Result<Link, CallError> {
+    pub async fn open(
+        path: &Path,
+        token: Option<&str>,
+        start_id: u64,
+        known: Option<Arc<Mapping>>,
+    ) -> Result<Link, CallError> {
         let refuse = |what: &str, e: io::Error| CallError::Connect(format!("{}: {what}: {e}", path.display()));
         let stream = tokio::net::UnixStream::connect(path).await.map_err(|e| refuse("connect", e))?;
         let stream = stream.into_std().map_err(|e| refuse("connect", e))?;
-        send_all(&stream, &wire::message(kind::HELLO, 0, &wire::hello(token))).await.map_err(|e| refuse("hello", e))?;
+        let token = token.unwrap_or_default().as_bytes();
+        let mut message = Vec::new();
+        Request { kind: Kind::Hello, count: token.len() as u16, tenant: 0, sequence: 0 }.put(&mut message);
+        message.extend_from_slice(token);
+        send_all(&stream, &message).await.map_err(|e| refuse("hello", e))?;
         let mut descriptors = Vec::new();
-        let (header, body) = receive(&stream, Some(&mut descriptors)).await?;
-        let welcome = match header.kind {
-            kind::WELCOME if header.number == 0 => Welcome::decode(&body).map_err(CallError::Breach)?,
-            kind::REFUSED => return Err(refused(&body)),
-            other => return Err(CallError::Breach(format!("kind {other} to a hello"))),
+        let (_, body) = receive(&stream, Kind::Hello, 0, Some(&mut descriptors)).await?;
+        let Ok(body) = <&[u8; HELLO_BYTES]>::try_from(body.as_slice()) else {
+            return Err(CallError::Breach(format!("an answer to a hello of {} bytes", body.len())));
         };
+        let hello = HelloReply::read(body);
+        if hello.version != fast::VERSION || hello.file_bytes == 0 {
+            return Err(CallError::Breach(format!("an answer to a hello that makes no sense: {hello:?}")));
+        }
         let [descriptor] = <[OwnedFd; 1]>::try_from(descriptors)
-            .map_err(|d| CallError::Breach(format!("a welcome with {} descriptors, allowed is 1", d.len())))?;
+            .map_err(|d| CallError::Breach(format!("{} descriptors, allowed is 1", d.len())))?;
         let file = File::from(descriptor);
-        let id = Mapping::identify(&file, welcome.file_bytes).map_err(|e| refuse("the file", e))?;
+        let id = Mapping::identify(&file, hello.file_bytes).map_err(|e| refuse("the file", e))?;
         let mapping = match known.filter(|k| k.id() == id) {
             Some(known) => known,
             None => Arc::new(Mapping::new(&file, id).map_err(|e| refuse("mapping the file", e))?),
         };
-        Ok(Link { stream, number: 0, welcome, mapping })
+        Ok(Link { stream, sequence: 0, hello, mapping, start_id })
     }
 
-    /// One get; the answer's body.
-    pub async fn get(&mut self, body: &[u8]) -> Result<Vec<u8>, CallError> {
-        self.number += 1;
-        let broken = |e: io::Error| CallError::Broken(e.to_string());
-        send_all(&self.stream, &wire::message(kind::GET, self.number, body)).await.map_err(broken)?;
-        let (header, body) = receive(&self.stream, None).await?;
-        match header.kind {
-            kind::FOUND if header.number == self.number => Ok(body),
-            kind::REFUSED => Err(refused(&body)),
-            other => Err(CallError::Breach(format!("kind {other}, number {} to get {}", header.number, self.number))),
+    /// Asks where objects are; the answer's body. They are pinned until [`Link::release`].
+    pub async fn get<'k>(
+        &mut self,
+        tenant: u64,
+        ids: impl ExactSizeIterator<Item = (&'k ChainKey, u8)>,
+    ) -> Result<Vec<u8>, CallError> {
+        self.sequence += 1;
+        let count = ids.len() as u16;
+        let mut message = Vec::with_capacity(fast::REQUEST_BYTES + ids.len() * fast::ASK_BYTES);
+        Request { kind: Kind::Get, count, tenant, sequence: self.sequence }.put(&mut message);
+        ids.for_each(|(key, part)| fast::put_ask(&mut message, key, part));
+        send_all(&self.stream, &message).await.map_err(|e| CallError::Broken(e.to_string()))?;
+        let (reply, body) = receive(&self.stream, Kind::Get, self.sequence, None).await?;
+        if reply.count != count {
+            return Err(CallError::Breach(format!("{} objects, asked were {count}", reply.count)));
         }
+        Ok(body)
     }
 
     /// The pins of the last get are not needed any more. False: the connection is of no use.
     pub fn release(&mut self) -> bool {
-        self.number += 1;
-        let message = Header { length: 0, kind: kind::RELEASE, number: self.number }.encode();
+        let mut message = Vec::with_capacity(fast::REQUEST_BYTES);
+        Request { kind: Kind::Release, count: 0, tenant: 0, sequence: self.sequence }.put(&mut message);
         // The socket's buffer is empty but for this, so that a short write means trouble.
         matches!(send_some(&self.stream, &message), Ok(n) if n == message.len())
     }
-}
-
-fn refused(body: &[u8]) -> CallError {
-    let (code, sentence) = wire::refusal(body);
-    CallError::NotTaken(format!("refusal {code}: {sentence}"))
 }
 
 fn send_some(stream: &UnixStream, bytes: &[u8]) -> io::Result<usize> {
@@ -122,24 +138,36 @@ async fn ready(stream: &UnixStream, interest: Interest) -> io::Result<()> {
     watched.ready(interest).await.map(|_| ())
 }
 
-/// The next message. Descriptors that come with its first bytes are kept only if there is a place for them.
+/// The answer to a request. Descriptors that come with it are kept only if there is a place for them.
 async fn receive(
     stream: &UnixStream,
+    kind: Kind,
+    sequence: u64,
     mut descriptors: Option<&mut Vec<OwnedFd>>,
-) -> Result<(Header, Vec<u8>), CallError> {
-    let broken = |e: io::Error| CallError::Broken(e.to_string());
-    let mut header = [0; HEADER_BYTES];
-    let mut have = 0;
-    while have < HEADER_BYTES {
-        have += receive_some(stream, &mut header[have..], &mut descriptors).await.map_err(broken)?;
+) -> Result<(Reply, Vec<u8>), CallError> {
+    let mut head = [0; REPLY_BYTES];
+    receive_all(stream, &mut head, &mut descriptors).await?;
+    let reply = Reply::read(&head).map_err(CallError::Breach)?;
+    let mut body = vec![0; reply.body_bytes as usize];
+    receive_all(stream, &mut body, &mut descriptors).await?;
+    match reply.kind {
+        Kind::Refused => Err(CallError::NotTaken(String::from_utf8_lossy(&body[..body.len().min(1024)]).into_owned())),
+        found if found == kind && reply.sequence == sequence => Ok((reply, body)),
+        _ => Err(CallError::Breach(format!("{reply:?} to {kind:?} {sequence}"))),
     }
-    let header = Header::decode(&header, MAX_ANSWER).map_err(CallError::Breach)?;
-    let mut body = vec![0; header.length];
+}
+
+async fn receive_all(
+    stream: &UnixStream,
+    into: &mut [u8],
+    descriptors: &mut Option<&mut Vec<OwnedFd>>,
+) -> Result<(), CallError> {
     let mut have = 0;
-    while have < body.len() {
-        have += receive_some(stream, &mut body[have..], &mut None).await.map_err(broken)?;
+    while have < into.len() {
+        let received = receive_some(stream, &mut into[have..], descriptors).await;
+        have += received.map_err(|e| CallError::Broken(e.to_string()))?;
     }
-    Ok((header, body))
+    Ok(())
 }
 
 async fn receive_some(

@@ -1,11 +1,11 @@
-//! The same-host path: values are copied straight from the node's shared-memory file (`docs/fast-path.md`).
+//! The same-host path: values are copied straight from the node's shared-memory file (`docs/protocol.md`).
 //!
-//! - [`wire`] encodes and decodes messages; [`map`] is the file in this process; [`link`] is one connection.
-//! - [`FastTransport`] tries this path for reads and leaves everything else, and what it cannot answer, to gRPC.
+//! [`answer`] checks what the node says; [`map`] is the file in this process; [`link`] is one connection. [`FastTransport`]
+//! tries this path for reads and leaves everything else, and what it cannot answer, to gRPC.
 
+pub mod answer;
 mod link;
 mod map;
 mod transport;
-pub mod wire;
 
 pub use transport::FastTransport;

@@ -2,11 +2,12 @@
 
 use super::link::Link;
 use super::map::Mapping;
-use super::wire::{self, Found, Place};
+use super::answer;
 use crate::client::call::{Call, CallError};
 use crate::client::grpc_transport::Grpc;
 use crate::client::transport::{GetBatch, NodeInfo, Pending, PutBatch, Transport};
 use crate::client::types::{Got, Miss};
+use crate::rpc::fast::{Found, MAX_ASKS, Outcome, VERSION};
 use crate::rpc::v1;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -52,7 +53,7 @@ impl FastTransport {
             return None;
         }
         let greeting = self.grpc.greeting()?;
-        let fast = greeting.fast_path.filter(|f| f.version == wire::VERSION && greeting.machine == *machine)?;
+        let fast = greeting.fast_path.filter(|f| f.version == VERSION && greeting.machine == *machine)?;
         Some((PathBuf::from(fast.socket), greeting.info.start_id))
     }
 
@@ -61,18 +62,18 @@ impl FastTransport {
         let (path, start_id) = self.socket()?;
         let known = {
             let mut state = self.state();
-            state.idle.retain(|l| l.welcome.start_id == start_id);
+            state.idle.retain(|l| l.start_id == start_id);
             if let Some(link) = state.idle.pop() {
                 return Some(link);
             }
             state.mapping.clone()
         };
-        match Link::open(&path, self.token.as_deref(), known).await {
-            Ok(link) if link.welcome.start_id == start_id => {
+        match Link::open(&path, self.token.as_deref(), start_id, known).await {
+            Ok(link) => {
                 self.state().mapping = Some(link.mapping.clone());
                 Some(link)
             }
-            _ => {
+            Err(_) => {
                 self.pause();
                 None
             }
@@ -99,10 +100,10 @@ impl FastTransport {
         let mut open = batch.open();
         let mut copied = 0;
         while !open.is_empty() {
-            let asked = &open[..open.len().min(link.welcome.objects)];
-            let ids = asked.iter().map(|&i| (&batch.items[i].id.key, batch.items[i].id.part));
-            let answer = match link.get(&wire::get(call.tenant, ids)).await {
-                Ok(answer) => wire::decode_found(&answer, asked.len(), link.welcome.file_bytes),
+            let asked = open.len().min(MAX_ASKS);
+            let ids = open[..asked].iter().map(|&i| (&batch.items[i].id.key, batch.items[i].id.part));
+            let body = match link.get(call.tenant, ids).await {
+                Ok(body) => body,
                 // The node may have been restarted: gRPC finds out, within the same deadline.
                 Err(error) => {
                     self.state().idle.clear();
@@ -112,25 +113,21 @@ impl FastTransport {
                     return Ok(());
                 }
             };
-            let found = match answer {
-                Ok(found) => found,
-                Err(breach) => {
-                    self.pause();
-                    return Err(CallError::Breach(breach));
-                }
-            };
-            let mut done = 0;
-            for (&position, found) in asked.iter().zip(&found) {
-                let got = match found {
-                    Found::Here(place, crcs) => copy(&link.mapping, place, crcs, call.deadline, batch, position)?,
-                    Found::Absent => Got::Miss(Miss::Absent),
-                    Found::Later => break,
-                    Found::Elsewhere => {
-                        done += 1;
+            let answers = answer::read(&body, asked, link.hello.file_bytes).map_err(|breach| {
+                self.pause();
+                CallError::Breach(breach)
+            })?;
+            // Objects for which the connection's pins did not suffice are asked for once more.
+            let mut again = Vec::new();
+            for (&position, (found, crcs)) in open[..asked].iter().zip(&answers) {
+                let got = match found.outcome {
+                    Outcome::Hit => copy(&link.mapping, found, crcs, call.deadline, batch, position)?,
+                    Outcome::Absent => Got::Miss(Miss::Absent),
+                    Outcome::NoPin => {
+                        again.push(position);
                         continue;
                     }
                 };
-                done += 1;
                 if let Got::Hit { length, .. } = got {
                     batch.fast_hits += 1;
                     copied += length;
@@ -141,11 +138,16 @@ impl FastTransport {
                     tokio::task::yield_now().await;
                 }
             }
-            open.drain(..done);
+            if !link.release() {
+                return Ok(());
+            }
+            if again.len() == asked {
+                self.pause();
+                return Err(CallError::Breach("nothing may be pinned".to_string()));
+            }
+            open.splice(..asked, again);
         }
-        if link.release() {
-            self.keep(link);
-        }
+        self.keep(link);
         Ok(())
     }
 }
@@ -153,25 +155,25 @@ impl FastTransport {
 /// Copies one value, then looks whether it still was there.
 fn copy(
     mapping: &Mapping,
-    place: &Place,
+    found: &Found,
     crcs: &[u32],
     deadline: Instant,
     batch: &mut GetBatch<'_, '_>,
     position: usize,
 ) -> Result<Got, CallError> {
     let into = &mut batch.items[position].into;
-    if into.room() < place.length {
-        return Ok(Got::TooLong { length: place.length });
+    if into.room() < found.len {
+        return Ok(Got::TooLong { length: found.len });
     }
-    let copied = mapping.copy(place.offset, place.length, into, || Instant::now() < deadline).ok_or(CallError::Late)?;
-    if mapping.word(place.header_at) != place.header_word || mapping.word(place.span_at) != place.span_word {
+    let copied = mapping.copy(found.offset, found.len, into, || Instant::now() < deadline).ok_or(CallError::Late)?;
+    if mapping.word(found.header_at) != found.header_word || mapping.word(found.span_at) != found.span_word {
         return Ok(Got::Miss(Miss::Reused));
     }
     if copied != crcs {
         batch.damaged.push(position);
         return Ok(Got::Miss(Miss::Damaged));
     }
-    Ok(Got::Hit { length: place.length, layout: place.layout })
+    Ok(Got::Hit { length: found.len, layout: found.layout })
 }
 
 impl Transport for FastTransport {
