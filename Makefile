@@ -23,7 +23,7 @@ $(VENV)/.tools: pyproject.toml
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); \
 		echo "$(PYTHON) cannot make a virtual environment; on Debian install python3-venv" >&2; exit 1; }
 	@$(BIN)/python -c 'import tomllib; p = tomllib.load(open("pyproject.toml", "rb"))["project"]; e = p["optional-dependencies"]; \
-		print("\n".join(p["dependencies"] + e["report"] + e["runner"] + e["dev"]))' > $(VENV)/requirements.txt
+		print("\n".join(p["dependencies"] + e["report"] + e["runner"] + e["gcache"] + e["dev"]))' > $(VENV)/requirements.txt
 	$(PIP) "uv>=0.9,<1"
 	$(UV) --requirement $(VENV)/requirements.txt
 	@touch $@

@@ -92,7 +92,7 @@ class GetResult:
 class Deleted(NamedTuple):
     """Answer of `delete`."""
 
-    count: int
+    deleted: int
     """How many objects were there."""
     unreachable: tuple[str, ...]
     """Nodes that did not answer: their objects may be there still."""
