@@ -13,7 +13,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 UV := $(BIN)/python -m uv pip install --quiet --python $(BIN)/python
 RUST_SOURCES := $(shell find src -name '*.rs') Cargo.toml pyproject.toml $(wildcard Cargo.lock)
-PY_TREES := $(wildcard python tests benches)
+PY_TREES := $(wildcard python packaging tests benches)
 
 all: build
 
@@ -28,8 +28,10 @@ $(VENV)/.tools: pyproject.toml
 	$(UV) --requirement $(VENV)/requirements.txt
 	@touch $@
 
-# The extension in release mode and the editable package. Done again only when a Rust source changes.
-$(VENV)/.extension: $(VENV)/.tools $(RUST_SOURCES)
+# The extension in release mode, the programs that ship with it, and the editable package. Done again only when a Rust
+# source changes.
+$(VENV)/.extension: $(VENV)/.tools $(RUST_SOURCES) packaging/programs.py
+	$(BIN)/python packaging/programs.py
 	VIRTUAL_ENV=$(CURDIR)/$(VENV) $(BIN)/maturin develop --release --quiet
 	@touch $@
 
