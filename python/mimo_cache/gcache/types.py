@@ -115,10 +115,12 @@ class TierStats:
     used_bytes: int
     keys: int
     objects: int
-    value_bytes: int
-    pinned_objects: int
+    held_slots: int
+    """Slots that cannot be evicted now: pinned, leased or being written."""
+    leases: int
     lease_bytes: int
     writers: int
+    index_bytes: int
     hits: int
     misses: int
     committed: int
