@@ -103,8 +103,12 @@ impl PutSession {
             if !self.owed.is_empty() && self.owed_bytes + meta.len > self.state.config.limits.put.0 {
                 break;
             }
-            self.waiting.pop_front();
             let outcome = self.begin(index, &meta, now)?;
+            // What this stream is writing itself may be all that is in the way.
+            if outcome == PutOutcome::NoRoom && !self.owed.is_empty() {
+                break;
+            }
+            self.waiting.pop_front();
             answers.push(Answer { index, outcome: outcome as i32 });
         }
         Ok(())
