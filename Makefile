@@ -13,7 +13,7 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 UV := $(BIN)/python -m uv pip install --quiet --python $(BIN)/python
 RUST_SOURCES := $(shell find src -name '*.rs') Cargo.toml pyproject.toml $(wildcard Cargo.lock)
-PY_TREES := $(wildcard python tests benches)
+PY_TREES := $(wildcard python packaging tests benches)
 
 all: build
 
@@ -23,13 +23,15 @@ $(VENV)/.tools: pyproject.toml
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); \
 		echo "$(PYTHON) cannot make a virtual environment; on Debian install python3-venv" >&2; exit 1; }
 	@$(BIN)/python -c 'import tomllib; p = tomllib.load(open("pyproject.toml", "rb"))["project"]; e = p["optional-dependencies"]; \
-		print("\n".join(p["dependencies"] + e["report"] + e["runner"] + e["dev"]))' > $(VENV)/requirements.txt
+		print("\n".join(p["dependencies"] + e["report"] + e["runner"] + e["gcache"] + e["dev"]))' > $(VENV)/requirements.txt
 	$(PIP) "uv>=0.9,<1"
 	$(UV) --requirement $(VENV)/requirements.txt
 	@touch $@
 
-# The extension in release mode and the editable package. Done again only when a Rust source changes.
-$(VENV)/.extension: $(VENV)/.tools $(RUST_SOURCES)
+# The extension in release mode, the programs that ship with it, and the editable package. Done again only when a Rust
+# source changes.
+$(VENV)/.extension: $(VENV)/.tools $(RUST_SOURCES) packaging/programs.py
+	$(BIN)/python packaging/programs.py
 	VIRTUAL_ENV=$(CURDIR)/$(VENV) $(BIN)/maturin develop --release --quiet
 	@touch $@
 

@@ -9,7 +9,9 @@ use super::state::State;
 use crate::rpc::ids;
 use crate::rpc::limits::{CHUNK_BYTES, MAX_OBJECTS, MAX_PIECE_BYTES, VERSIONS};
 use crate::rpc::v1::{Answer, Offer, Piece, PutOutcome, PutRequest};
-use crate::shm::{Begin, ChainKey, ObjectId, PutMeta, ShmError, Writer, chunks_of};
+use crate::shm::{
+    Begin, ChainKey, ObjectId, PutMeta, ShmError, Writer, chunks_of, copy_crc32c, crc32c_append,
+};
 use std::collections::VecDeque;
 use std::sync::Arc;
 use tonic::Status;
@@ -101,8 +103,12 @@ impl PutSession {
             if !self.owed.is_empty() && self.owed_bytes + meta.len > self.state.config.limits.put.0 {
                 break;
             }
-            self.waiting.pop_front();
             let outcome = self.begin(index, &meta, now)?;
+            // What this stream is writing itself may be all that is in the way.
+            if outcome == PutOutcome::NoRoom && !self.owed.is_empty() {
+                break;
+            }
+            self.waiting.pop_front();
             answers.push(Answer { index, outcome: outcome as i32 });
         }
         Ok(())
@@ -151,9 +157,15 @@ impl PutSession {
         }
         owed.at = end;
         if let Some(writer) = &mut owed.writer {
-            writer.bytes()[start..end].copy_from_slice(&piece.data);
-            owed.crc = crc32c::crc32c_append(owed.crc, &piece.data);
-            if end == owed.len || end % CHUNK_BYTES == 0 {
+            let target = &mut writer.bytes()[start..end];
+            let ends_chunk = end == owed.len || end % CHUNK_BYTES == 0;
+            if start % CHUNK_BYTES == 0 {
+                owed.crc = copy_crc32c(target, &piece.data);
+            } else {
+                target.copy_from_slice(&piece.data);
+                owed.crc = crc32c_append(owed.crc, &piece.data);
+            }
+            if ends_chunk {
                 if piece.crc32c == Some(owed.crc) {
                     owed.crcs.push(owed.crc);
                     owed.crc = 0;

@@ -116,27 +116,29 @@ pub async fn verify(state: Arc<State>, request: VerifyRequest) -> Result<VerifyR
 /// Counts and sizes.
 pub fn stats(state: &State, _: &StatsRequest) -> StatsReply {
     let s = state.store.stats();
+    let t = s.totals;
     let memory = TierStats {
         name: "memory".into(),
         capacity_bytes: s.slab_bytes,
         used_bytes: s.slot_bytes,
         keys: s.keys,
         objects: s.objects,
-        value_bytes: s.value_bytes,
-        pinned_objects: s.pinned_objects,
+        held_slots: s.held_slots,
+        leases: s.leases,
         lease_bytes: s.lease_bytes,
         writers: s.writers,
-        hits: s.hits,
-        misses: s.misses,
-        committed: s.committed,
-        present: s.present,
-        busy: s.busy,
-        no_room: s.no_room,
-        aborted: s.aborted,
-        evicted_objects: s.evicted_objects,
-        evicted_bytes: s.evicted_bytes,
-        deleted: s.deleted,
-        damaged: s.damaged_headers + s.damaged_values,
+        index_bytes: s.index_bytes,
+        hits: t.hits,
+        misses: t.misses,
+        committed: t.committed,
+        present: t.present,
+        busy: t.busy,
+        no_room: t.no_room,
+        aborted: t.aborted,
+        evicted_objects: t.evicted_objects,
+        evicted_bytes: t.evicted_bytes,
+        deleted: t.deleted,
+        damaged: t.damaged_headers + t.damaged_values,
     };
     let load = |n: &std::sync::atomic::AtomicU64| n.load(Ordering::Relaxed) as u32;
     StatsReply {

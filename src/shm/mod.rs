@@ -11,14 +11,39 @@
 //! - Time comes in as `now`, milliseconds of one monotonic clock of the caller's choice.
 //! - No async, no network: the node is built on top.
 
+mod classes;
 mod config;
+mod crc;
 mod error;
+mod header;
+mod index;
+mod integrity;
+mod layout;
+mod lease;
+mod ledger;
+mod mapped;
 mod object;
+mod open;
+mod order;
+mod reader;
+mod recover;
+mod region;
+mod room;
+mod runs;
+mod span;
+mod spans;
+mod stats;
 mod store;
+mod superblock;
+mod values;
 
 pub use config::{BootId, Prefault, Probe, Recovery, StoreConfig};
+pub use crc::{chunk_crcs, copy_crc32c, copy_verified, crc32c, crc32c_append};
 pub use error::ShmError;
 pub use object::{
     CHUNK_BYTES, ChainKey, MAX_PARTS, MAX_VALUE_BYTES, ObjectId, ObjectMeta, PutMeta, SharedRef, chunks_of,
 };
-pub use store::{Begin, Exists, Lease, LeaseOwner, Pinned, Stats, Store, Writer};
+pub use reader::{ReadFault, Reader};
+pub use stats::{Stats, Totals};
+pub use store::{Begin, Exists, Lease, LeaseOwner, Store};
+pub use values::{Pinned, Writer};

@@ -1,11 +1,8 @@
 """The Python stubs are what the generator makes of `proto/`; they are committed, so that nobody needs it to install.
 
-`python tests/python/test_gcache_generated.py` writes them anew. Three things are changed on the way:
-
-- Imports name the package.
-- The checks of versions go: they would tie every environment to the newest protobuf and grpcio, while the contract uses
-  nothing that older ones lack (`pyproject.toml` has the oldest).
-- Comments of the contract stay in the contract.
+`python tests/python/test_gcache_generated.py` writes them anew. Two things are changed on the way: imports name the
+package, and the checks of versions go. They would tie every environment to the newest protobuf and grpcio, while the
+contract uses nothing that older ones lack (`pyproject.toml` has the oldest).
 """
 
 import re
@@ -36,8 +33,8 @@ def generate() -> dict[str, str]:
 
     with tempfile.TemporaryDirectory() as folder:
         flags = [f"--{kind}_out={folder}" for kind in ("python", "grpc_python")]
-        # Comments are left out by the first flag; both plugins are found beside the interpreter.
-        flags += [f"--{kind}_out=quiet,no_comments:{folder}" for kind in ("mypy", "mypy_grpc")]
+        flags += [f"--{kind}_out=quiet:{folder}" for kind in ("mypy", "mypy_grpc")]
+        # Beside this interpreter, whatever the PATH says.
         plugins = [
             f"--plugin=protoc-gen-{kind}={Path(sys.executable).parent / f'protoc-gen-{kind}'}"
             for kind in ("mypy", "mypy_grpc")
@@ -46,11 +43,13 @@ def generate() -> dict[str, str]:
         args = ["protoc", f"-I{ROOT / 'proto'}", f"-I{well_known}", *plugins, *flags, PROTO]
         assert protoc.main(args) == 0, "the generator refused the contract"
         made = {path.name: path.read_text() for path in Path(folder, "gcache", "v1").iterdir()}
-    for name, text in made.items():
-        for check in VERSION_CHECKS:
-            text = check.sub("", text)
-        made[name] = text.replace("from gcache.v1 import", "from mimo_cache.gcache.v1 import")
-    return made
+    return {name: changed(text) for name, text in made.items()}
+
+
+def changed(text: str) -> str:
+    for check in VERSION_CHECKS:
+        text = check.sub("", text)
+    return text.replace("from gcache.v1 import", "from mimo_cache.gcache.v1 import")
 
 
 @pytest.mark.skipif(

@@ -1,13 +1,14 @@
 """GCache from Python: a client for the nodes that keep pages for many engines, in pure Python on grpcio.
 
-For scripts, tools and runtimes without the Rust client, which has the same calls. Needs `pip install mimo-cache[gcache]`.
+For scripts, tools and runtimes without the Rust client, which has the same calls. Needs `mimo-cache[gcache]`.
 
     client = connect(["a=127.0.0.1:7401", "b=127.0.0.1:7402"], tenant=7)
-    ids = [ObjectId(key, part=0, extent=first_key) for key in keys]
+    ids = [ObjectId(key, part=0, extent=extent) for key, extent in zip(keys, extents_of(keys, extent_pages))]
     client.put([PutItem(i, page) for i, page in zip(ids, pages)])
     for result in client.get(ids, into=buffers): ...
 
-**Interface.** `connect(nodes, ...)` gives a `Client`, `connect_async` an `AsyncClient` whose calls are awaited. Both have
+**Interface.** `connect(nodes, ...)` gives a `Client`, `connect_async` an `AsyncClient` whose calls are awaited. Both
+have
 
 | call | returns |
 | --- | --- |
@@ -21,18 +22,20 @@ For scripts, tools and runtimes without the Rust client, which has the same call
 | `locate(extent)` | name of the node that owns an extent, without asking anybody |
 | `close()` | ends the connections; a client is a context manager too |
 
-- **Names.** A chain key is 32 bytes (`docs/keys.md`). An object is one part of one page; part = group x 32 + shard, group 0 full,
-  1 SWA. Where it lives follows from its *extent*: the chain key of the extent's first page (`docs/placement.md`).
-  `extents_of(keys, extent_pages)` gives it for the pages of a prefix.
-- **Buffers.** Values are anything with the buffer protocol and contiguous memory (bytes, numpy; torch through `.numpy()`), in any
-  shape and dtype; bytes count. `into` gives one writable buffer for each id; bytes are copied there as they come. A value
-  longer than its buffer is a miss. A buffer whose result is no hit holds anything.
-- **Time.** Every call takes `deadline` in seconds, by default the client's; it bounds what one node may take. A dead, hung or slow
-  node costs one deadline, then it is left alone for a while that doubles up to 30 s: what it owns is a miss at once.
-- **Errors.** Nodes that cannot be reached or are too busy are misses, never exceptions. What the caller did wrong raises
-  `InvalidArgument`; what a node refuses (a tenant without rights, another version) raises `Refused` with its sentence.
-- **Checks.** Every chunk is compared with the CRC32C that its writer computed; a difference is a miss with the status `DAMAGED`,
-  is told to the node, and never raises.
+- **Names.** A chain key is 32 bytes (`docs/keys.md`). An object is one part of one page; part = group x 32 + shard,
+  group 0 full, 1 SWA. Where it lives follows from its *extent*: the chain key of the extent's first page
+  (`docs/placement.md`). `extents_of(keys, extent_pages)` gives it for the pages of a prefix.
+- **Buffers.** Values are anything with the buffer protocol and contiguous memory (bytes, numpy; torch through
+  `.numpy()`), in any shape and dtype; bytes count. `into` gives one writable buffer for each id; bytes are copied
+  there as they come. A value longer than its buffer is a miss. A buffer whose result is no hit holds anything.
+- **Time.** Every call takes `deadline` in seconds, by default the client's; it bounds what one node may take. A dead,
+  hung or slow node costs one deadline, then it is left alone for a while that doubles up to 30 s: what it owns is a
+  miss at once.
+- **Errors.** Nodes that cannot be reached or are too busy are misses, never exceptions. What the caller did wrong
+  raises `InvalidArgument`; what a node refuses (a tenant without rights, another version) raises `Refused` with its
+  sentence.
+- **Checks.** Every chunk is compared with the CRC32C that its writer computed; a difference is a miss with the status
+  `DAMAGED`, is told to the node, and never raises.
 - A `Client` may be used by many threads, an `AsyncClient` by the tasks of one loop.
 """
 

@@ -67,9 +67,11 @@ class Client(ClientBase):
         *,
         deadline: float | None = None,
     ) -> list[int]:
-        """For each key the mask of the parts that are there; 0 where the node cannot be asked. With `lease_ms` they stay
-        for so long, as far as the node's lease bytes go and while this client lives. `extents`: for each key that of its
-        page; None only where every page is an extent of its own."""
+        """For each key the mask of the parts that are there; 0 where the node cannot be asked.
+
+        With `lease_ms` they stay for so long, as far as the node's lease bytes go and while this client lives.
+        `extents`: for each key that of its page; None only where every page is an extent of its own.
+        """
         places = checks.check_extents(keys, extents)
         lease = checks.check_lease(lease_ms)
         masks = [0] * len(keys)
@@ -86,7 +88,7 @@ class Client(ClientBase):
     def get(
         self, ids: Sequence[ObjectId], into: Sequence[Buffer] | None = None, *, deadline: float | None = None
     ) -> list[GetResult]:
-        """One result for each id. With `into`, bytes go to the start of its buffers; see the package for what is a miss."""
+        """One result for each id. With `into`, bytes go to the start of its buffers."""
         names = checks.check_ids(ids)
         buffers = checks.check_into(into, len(names))
         results = [GetResult(GetStatus.UNREACHABLE)] * len(names)
@@ -99,7 +101,7 @@ class Client(ClientBase):
                 for reply in peer.stub.Get(request, timeout=self.left(until), metadata=self.metadata):
                     receiver.feed(reply)
             except grpc.RpcError as error:
-                rest = GetStatus.LATE if _code(error) is grpc.StatusCode.DEADLINE_EXCEEDED else rest
+                rest = GetStatus.LATE if _status(error)[0] is grpc.StatusCode.DEADLINE_EXCEEDED else rest
                 raise
             except Late:
                 rest = GetStatus.LATE
@@ -138,7 +140,7 @@ class Client(ClientBase):
                     if not sender.open:
                         wanted.put(None)
             except grpc.RpcError as error:
-                rest = PutStatus.LATE if _code(error) is grpc.StatusCode.DEADLINE_EXCEEDED else rest
+                rest = PutStatus.LATE if _status(error)[0] is grpc.StatusCode.DEADLINE_EXCEEDED else rest
                 raise
             except Late:
                 rest = PutStatus.LATE
@@ -157,9 +159,7 @@ class Client(ClientBase):
         counts: list[int] = []
 
         def ask(peer: _Peer, share: plan.Share, until: float) -> None:
-            reply = peer.stub.Touch(
-                self.touch_request(share, names), timeout=self.left(until), metadata=self.metadata
-            )
+            reply = peer.stub.Touch(self.touch_request(share, names), timeout=self.left(until), metadata=self.metadata)
             counts.append(reply.present)
 
         self._each(self.object_shares(names), ask, deadline)
@@ -270,7 +270,7 @@ class Client(ClientBase):
             for share in requests:
                 ask(peer, share, until)
         except grpc.RpcError as error:
-            refused = self.refusal(peer.node, _code(error), error.details() if isinstance(error, grpc.Call) else None)
+            refused = self.refusal(peer.node, *_status(error))
             if refused is None:
                 peer.greeted = False
                 peer.breaker.failed(time.monotonic())
@@ -290,10 +290,12 @@ class Client(ClientBase):
             return self._pool
 
 
-def _code(error: grpc.RpcError) -> grpc.StatusCode:
-    """The status of a failed call."""
-    code = error.code() if isinstance(error, grpc.Call) else None
-    return code if isinstance(code, grpc.StatusCode) else grpc.StatusCode.UNKNOWN
+def _status(error: grpc.RpcError) -> tuple[grpc.StatusCode, str | None]:
+    """Status of a failed call, and its sentence. Every error of a call is a call too, which its type does not say."""
+    call: object = error
+    if isinstance(call, grpc.Call):
+        return call.code(), call.details()
+    return grpc.StatusCode.UNKNOWN, None
 
 
 def connect(
@@ -307,9 +309,9 @@ def connect(
 ) -> Client:
     """A client of `nodes` (`Node`, or text that `Node.parse` takes). No node is asked before the first call.
 
-    `tenant` owns what is put and sees only that; 0 for none. `token` is sent with every request, in the clear. `deadline`, seconds,
-    is what one node may take for one call. `buckets` is the size of the placement table, the same for all clients of a
-    cluster. `name` is for the nodes' logs.
+    `tenant` owns what is put and sees only that; 0 for none. `token` is sent with every request, in the clear.
+    `deadline`, seconds, is what one node may take for one call. `buckets` is the size of the placement table, the same
+    for all clients of a cluster. `name` is for the nodes' logs.
     """
     return Client(
         [node if isinstance(node, Node) else Node.parse(node) for node in nodes],

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
+import itertools
 from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -123,7 +124,7 @@ def _check(nodes: Sequence[Node], buckets: int) -> None:
             raise InvalidArgument(f"node name is {node.name[:80]!r}, allowed is 1 to {MAX_NAME_BYTES} bytes")
         if not 1 <= node.weight <= MAX_WEIGHT:
             raise InvalidArgument(f"weight of node {node.name!r} is {node.weight}, allowed is 1 to {MAX_WEIGHT}")
-    for one, other in zip(nodes, nodes[1:], strict=False):
+    for one, other in itertools.pairwise(nodes):
         if one.name == other.name:
             raise InvalidArgument(f"node name {one.name!r} is given twice, allowed is each name once")
 

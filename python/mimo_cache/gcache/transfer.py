@@ -66,7 +66,12 @@ class GetReceiver:
         data = piece.data
         end = piece.offset + len(data)
         last = end == self._length
-        if piece.offset != self._at or not data or end > self._length or (self._at % CHUNK_BYTES) + len(data) > CHUNK_BYTES:
+        if (
+            piece.offset != self._at
+            or not data
+            or end > self._length
+            or (self._at % CHUNK_BYTES) + len(data) > CHUNK_BYTES
+        ):
             raise Broken(f"a piece of {len(data)} bytes at {piece.offset} of {self._length}, after {self._at} bytes")
         self._at = end
         if self.results[self._index] is not None:

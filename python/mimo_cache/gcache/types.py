@@ -92,7 +92,7 @@ class GetResult:
 class Deleted(NamedTuple):
     """Answer of `delete`."""
 
-    count: int
+    deleted: int
     """How many objects were there."""
     unreachable: tuple[str, ...]
     """Nodes that did not answer: their objects may be there still."""
@@ -115,10 +115,12 @@ class TierStats:
     used_bytes: int
     keys: int
     objects: int
-    value_bytes: int
-    pinned_objects: int
+    held_slots: int
+    """Slots that cannot be evicted now: pinned, leased or being written."""
+    leases: int
     lease_bytes: int
     writers: int
+    index_bytes: int
     hits: int
     misses: int
     committed: int

@@ -109,9 +109,9 @@ fn object(peer: &Peer, answer: &Result<Answer, String>, wrong: Option<String>) -
         let tiers: Vec<Value> = stats.tiers.iter().map(|t| {
             json!({
                 "name": t.name, "capacity_bytes": t.capacity_bytes, "used_bytes": t.used_bytes, "objects": t.objects,
-                "keys": t.keys, "value_bytes": t.value_bytes, "hits": t.hits, "misses": t.misses,
+                "keys": t.keys, "hits": t.hits, "misses": t.misses, "index_bytes": t.index_bytes,
                 "committed": t.committed, "evicted_objects": t.evicted_objects, "damaged": t.damaged,
-                "pinned_objects": t.pinned_objects, "lease_bytes": t.lease_bytes, "writers": t.writers,
+                "held_slots": t.held_slots, "lease_bytes": t.lease_bytes, "writers": t.writers,
             })
         }).collect();
         fields.insert("program".into(), json!(hello.program));

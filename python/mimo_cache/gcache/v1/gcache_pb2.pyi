@@ -822,10 +822,11 @@ class TierStats(_message.Message):
     USED_BYTES_FIELD_NUMBER: _builtins.int
     KEYS_FIELD_NUMBER: _builtins.int
     OBJECTS_FIELD_NUMBER: _builtins.int
-    VALUE_BYTES_FIELD_NUMBER: _builtins.int
-    PINNED_OBJECTS_FIELD_NUMBER: _builtins.int
+    HELD_SLOTS_FIELD_NUMBER: _builtins.int
+    LEASES_FIELD_NUMBER: _builtins.int
     LEASE_BYTES_FIELD_NUMBER: _builtins.int
     WRITERS_FIELD_NUMBER: _builtins.int
+    INDEX_BYTES_FIELD_NUMBER: _builtins.int
     HITS_FIELD_NUMBER: _builtins.int
     MISSES_FIELD_NUMBER: _builtins.int
     COMMITTED_FIELD_NUMBER: _builtins.int
@@ -844,14 +845,19 @@ class TierStats(_message.Message):
     used_bytes: _builtins.int
     keys: _builtins.int
     objects: _builtins.int
-    value_bytes: _builtins.int
-    pinned_objects: _builtins.int
+    held_slots: _builtins.int
+    """Slots that cannot be evicted now: pinned, leased or being written."""
+    leases: _builtins.int
     lease_bytes: _builtins.int
+    """Bytes of slots under lease, counted once for each connection."""
     writers: _builtins.int
+    index_bytes: _builtins.int
+    """Bytes of the process that the index takes."""
     hits: _builtins.int
     misses: _builtins.int
     committed: _builtins.int
     present: _builtins.int
+    """Offers that stored nothing, by outcome, and values whose writer went."""
     busy: _builtins.int
     no_room: _builtins.int
     aborted: _builtins.int
@@ -859,6 +865,7 @@ class TierStats(_message.Message):
     evicted_bytes: _builtins.int
     deleted: _builtins.int
     damaged: _builtins.int
+    """Values dropped because a header or their bytes did not pass a check."""
     def __init__(
         self,
         *,
@@ -867,10 +874,11 @@ class TierStats(_message.Message):
         used_bytes: _builtins.int = ...,
         keys: _builtins.int = ...,
         objects: _builtins.int = ...,
-        value_bytes: _builtins.int = ...,
-        pinned_objects: _builtins.int = ...,
+        held_slots: _builtins.int = ...,
+        leases: _builtins.int = ...,
         lease_bytes: _builtins.int = ...,
         writers: _builtins.int = ...,
+        index_bytes: _builtins.int = ...,
         hits: _builtins.int = ...,
         misses: _builtins.int = ...,
         committed: _builtins.int = ...,
@@ -885,7 +893,7 @@ class TierStats(_message.Message):
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["aborted", b"aborted", "busy", b"busy", "capacity_bytes", b"capacity_bytes", "committed", b"committed", "damaged", b"damaged", "deleted", b"deleted", "evicted_bytes", b"evicted_bytes", "evicted_objects", b"evicted_objects", "hits", b"hits", "keys", b"keys", "lease_bytes", b"lease_bytes", "misses", b"misses", "name", b"name", "no_room", b"no_room", "objects", b"objects", "pinned_objects", b"pinned_objects", "present", b"present", "used_bytes", b"used_bytes", "value_bytes", b"value_bytes", "writers", b"writers"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["aborted", b"aborted", "busy", b"busy", "capacity_bytes", b"capacity_bytes", "committed", b"committed", "damaged", b"damaged", "deleted", b"deleted", "evicted_bytes", b"evicted_bytes", "evicted_objects", b"evicted_objects", "held_slots", b"held_slots", "hits", b"hits", "index_bytes", b"index_bytes", "keys", b"keys", "lease_bytes", b"lease_bytes", "leases", b"leases", "misses", b"misses", "name", b"name", "no_room", b"no_room", "objects", b"objects", "present", b"present", "used_bytes", b"used_bytes", "writers", b"writers"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -1,0 +1,140 @@
+"""Real nodes for tests: on free ports, with files of their own, ended whatever the test does."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sysconfig
+import tempfile
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mimo_cache.gcache import ObjectId
+
+PATIENCE = 30.0
+
+
+def program(name: str) -> str:
+    """Beside the interpreter, where the package installs it, or on the PATH."""
+    beside = Path(sysconfig.get_path("scripts")) / name
+    found = str(beside) if beside.exists() else shutil.which(name)
+    if found is None:
+        pytest.fail(f"{name} is not installed; `make build` installs it")
+    return found
+
+
+class RunningNode:
+    """One `gcache-node` process; its memory file outlives it until the folder goes."""
+
+    def __init__(self, folder: Path, name: str, settings: dict[str, str], config: str = "") -> None:
+        self.folder, self.name, self.settings = folder, name, settings
+        self.port = 0
+        self.log: list[dict[str, Any]] = []
+        (folder / f"{name}.toml").write_text(
+            f'name = "{name}"\nlisten = ["127.0.0.1:0", "unix:{folder}/{{name}}.sock"]\nmetrics = "127.0.0.1:0"\n'
+            f'fast_path = "{folder}/{{name}}.fast"\n{config}\n'
+            f'[memory]\npath = "{folder}/{{name}}.memory"\nsize = "64MiB"\n[log]\njson = true\n'
+        )
+        self.start()
+
+    def start(self) -> None:
+        """Starts the process, with the port it had before."""
+        command = [program("gcache-node"), "--config", str(self.folder / f"{self.name}.toml")]
+        command += [f"--set={key}={value}" for key, value in self.settings.items()]
+        if self.port:
+            command += [f"--port={self.port}"]
+        environment = {k: v for k, v in os.environ.items() if not k.startswith("GCACHE_")}
+        self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment)
+        serving = threading.Event()
+        self.words: list[str] = []
+
+        def read() -> None:
+            assert self.process.stderr is not None
+            for line in self.process.stderr:
+                try:
+                    entry = json.loads(line)
+                except ValueError:
+                    self.words.append(line.strip())
+                    continue
+                self.log.append(entry["fields"])
+                if entry["fields"].get("message") == "serving":
+                    self.serving = entry["fields"]
+                    serving.set()
+            serving.set()
+
+        self.reader = threading.Thread(target=read, daemon=True)
+        self.reader.start()
+        assert serving.wait(PATIENCE), "the node does not start"
+        if self.process.poll() is not None or not hasattr(self, "serving"):
+            self.reader.join(PATIENCE)
+            raise RuntimeError(" ".join(self.words) or f"the node ended with {self.process.poll()}")
+        self.tcp = json.loads(self.serving["addresses"])[0]
+        self.port = int(self.tcp.rsplit(":", 1)[1])
+
+    @property
+    def address(self) -> str:
+        """For `connect`, over TCP."""
+        return f"{self.name}={self.tcp}"
+
+    @property
+    def unix(self) -> str:
+        """For `connect`, over the Unix socket."""
+        return f"{self.name}=unix:{self.folder}/{self.name}.sock"
+
+    def kill(self) -> None:
+        """As `kill -9` does."""
+        self.process.kill()
+        self.process.wait(PATIENCE)
+        self.reader.join(PATIENCE)
+
+    def stop(self) -> int:
+        """In order; returns the exit status."""
+        self.process.send_signal(signal.SIGTERM)
+        status = self.process.wait(PATIENCE)
+        self.reader.join(PATIENCE)
+        return status
+
+
+@contextmanager
+def nodes(*names: str, config: str = "", **settings: str) -> Iterator[list[RunningNode]]:
+    """Nodes with these names; settings with `__` for the dot."""
+    shm = Path("/dev/shm")
+    with tempfile.TemporaryDirectory(dir=shm if shm.is_dir() else None) as folder:
+        running: list[RunningNode] = []
+        try:
+            for name in names:
+                keys = {key.replace("__", "."): value for key, value in settings.items()}
+                running.append(RunningNode(Path(folder), name, keys, config))
+            yield running
+        finally:
+            for node in running:
+                if node.process.poll() is None:
+                    node.kill()
+                if node.process.stderr is not None:
+                    node.process.stderr.close()
+
+
+def key_of(*words: object) -> bytes:
+    """A chain key that stands for these words."""
+    return hashlib.sha256(repr(words).encode()).digest()
+
+
+def object_of(*words: object, part: int = 0) -> ObjectId:
+    """An object in an extent of its own."""
+    key = key_of(*words)
+    return ObjectId(key, part, key)
+
+
+def value_of(size: int, *words: object) -> bytes:
+    """Bytes that belong to these words."""
+    block = hashlib.sha512(repr(words).encode()).digest()
+    return (block * (size // len(block) + 1))[:size]

@@ -1,0 +1,148 @@
+"""What the Python client makes of a node's messages, without a network: also of messages that no node should send."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+pytest.importorskip("grpc")
+
+from gcache_nodes import object_of, value_of
+
+from mimo_cache._core import crc32c
+from mimo_cache.gcache import GetStatus, PutItem, PutStatus
+from mimo_cache.gcache.peer import LONGEST_PAUSE, Breaker
+from mimo_cache.gcache.plan import shares
+from mimo_cache.gcache.ring import Node, Ring
+from mimo_cache.gcache.transfer import Broken, GetReceiver, PutSender
+from mimo_cache.gcache.v1 import gcache_pb2 as pb
+
+CHUNK = 1 << 20
+
+
+def test_the_checksum_is_castagnoli() -> None:
+    assert crc32c(b"123456789") == 0xE3069283
+    assert crc32c(b"") == 0 and crc32c(b"456789", crc32c(b"123")) == 0xE3069283
+    assert crc32c(memoryview(bytearray(b"123456789"))) == 0xE3069283
+    for bad in (memoryview(b"123456789")[::2], memoryview(b"12345678").cast("I"), "text", 3):
+        with pytest.raises(ValueError, match="data is"):
+            crc32c(bad)  # type: ignore[arg-type]
+
+
+def reply(data: bytes, offset: int = 0, length: int = 0, index: int = 0, crc: int | None = -1) -> pb.GetReply:
+    piece = pb.Piece(index=index, offset=offset, length=length, data=data)
+    if crc is not None:
+        piece.crc32c = crc32c(data) if crc == -1 else crc
+    return pb.GetReply(piece=piece)
+
+
+def miss(index: int, reason: Any = pb.MISS_REASON_ABSENT) -> pb.GetReply:
+    return pb.GetReply(misses=[pb.Miss(index=index, reason=reason)])
+
+
+def test_hits_misses_and_what_never_came() -> None:
+    value = value_of(CHUNK + 5, "value")
+    buffer = bytearray(len(value))
+    receiver = GetReceiver([memoryview(buffer), None, None, None])
+    receiver.feed(reply(value[: CHUNK // 2], length=len(value), crc=None))
+    receiver.feed(reply(value[CHUNK // 2 : CHUNK], offset=CHUNK // 2, crc=crc32c(value[:CHUNK])))
+    receiver.feed(reply(value[CHUNK:], offset=CHUNK))
+    receiver.feed(miss(1))
+    receiver.feed(reply(b"small", length=5, index=2))
+    results = receiver.finish(GetStatus.LATE)
+    assert [r.status for r in results] == [GetStatus.HIT, GetStatus.ABSENT, GetStatus.HIT, GetStatus.LATE]
+    assert bytes(buffer) == value and bytes(results[2].data or b"") == b"small"
+
+
+def test_a_bad_chunk_is_damaged_and_the_next_object_is_not() -> None:
+    receiver = GetReceiver([None, None, None])
+    receiver.feed(reply(b"x" * CHUNK, length=CHUNK + 1, crc=1))
+    receiver.feed(reply(b"y", offset=CHUNK))
+    receiver.feed(reply(b"z", length=1, index=1, crc=None))
+    receiver.feed(reply(b"fine", length=4, index=2))
+    assert receiver.damaged == [0, 1]
+    assert [r.status for r in receiver.finish(GetStatus.LATE)] == [GetStatus.DAMAGED, GetStatus.DAMAGED, GetStatus.HIT]
+
+
+def test_a_node_may_take_back_what_it_began() -> None:
+    receiver = GetReceiver([None, None])
+    receiver.feed(reply(b"x" * CHUNK, length=CHUNK + 1))
+    receiver.feed(miss(0, pb.MISS_REASON_DAMAGED))
+    receiver.feed(reply(b"fine", length=4, index=1))
+    assert [r.status for r in receiver.finish(GetStatus.LATE)] == [GetStatus.DAMAGED, GetStatus.HIT]
+
+
+@pytest.mark.parametrize(
+    "replies",
+    [
+        [reply(b"x", length=1, index=2)],
+        [miss(2)],
+        [reply(b"x", length=0)],
+        [reply(b"x", length=(128 << 20) + 1)],
+        [reply(b"", length=1)],
+        [reply(b"xx", length=1)],
+        [reply(b"x", length=5), reply(b"x", offset=2)],
+        [reply(b"x", length=5, offset=1)],
+        [reply(b"x" * (CHUNK + 1), length=CHUNK + 1)],
+        [reply(b"x", length=1, index=1), reply(b"x", length=1, index=0)],
+        [miss(0), reply(b"x", length=1)],
+    ],
+)
+def test_what_no_node_says_is_broken(replies: list[pb.GetReply]) -> None:
+    receiver = GetReceiver([None, None])
+    with pytest.raises(Broken):
+        for one in replies:
+            receiver.feed(one)
+
+
+def answers(*pairs: tuple[int, Any]) -> pb.PutReply:
+    return pb.PutReply(answers=[pb.Answer(index=i, outcome=o) for i, o in pairs])
+
+
+def test_a_put_sends_what_is_wanted() -> None:
+    values = [value_of(size, size) for size in (1, CHUNK + 1, 3)]
+    items = [PutItem(object_of(i), v, page_index=i) for i, v in enumerate(values)]
+    sender = PutSender(items, [memoryview(v) for v in values], [7, 8, 9])
+    offers = sender.offers(1, 5)
+    assert [(o.length, o.bucket, o.page_index, len(o.id)) for o in offers.offers] == [
+        (len(v), 7 + i, i, 33) for i, v in enumerate(values)
+    ]
+    wanted = sender.feed(answers((0, pb.PUT_OUTCOME_PRESENT), (1, pb.PUT_OUTCOME_WANTED), (2, pb.PUT_OUTCOME_WANTED)))
+    assert wanted == [1, 2] and sender.open == 2
+    quarter = CHUNK // 4
+    pieces = [request.piece for request in sender.pieces(1, quarter)]
+    assert b"".join(p.data for p in pieces) == values[1]
+    assert [p.crc32c for p in pieces if p.HasField("crc32c")] == [crc32c(values[1][:CHUNK]), crc32c(values[1][CHUNK:])]
+    sender.feed(answers((1, pb.PUT_OUTCOME_STORED)))
+    assert sender.finish(PutStatus.LATE) == [PutStatus.PRESENT, PutStatus.STORED, PutStatus.LATE]
+    for bad in (answers((1, pb.PUT_OUTCOME_STORED)), answers((3, pb.PUT_OUTCOME_STORED)), answers((2, 0))):
+        with pytest.raises(Broken):
+            sender.feed(bad)
+
+
+def test_batches_are_cut_and_keep_their_order() -> None:
+    ring = Ring([Node("a"), Node("b")], buckets=64)
+    extents = [object_of(i // 3).extent for i in range(50)]
+    made = shares(ring, extents, 4)
+    assert sorted(p for share in made for p in share.positions) == list(range(50))
+    for node in (0, 1):
+        of_node = [share for share in made if share.node == node]
+        positions = [p for share in of_node for p in share.positions]
+        assert positions == sorted(positions) and {len(s.positions) for s in of_node[:-1]} <= {4}
+        assert all(ring.owner(b) == node for share in of_node for b in share.buckets)
+
+
+def test_the_breaker_waits_longer_each_time_and_lets_one_try() -> None:
+    breaker = Breaker()
+    assert breaker.allows(0.0)
+    breaker.failed(0.0)
+    assert not breaker.allows(0.4)
+    assert breaker.allows(0.5) and not breaker.allows(0.6), "one tries, the others wait for what it finds"
+    breaker.failed(0.7)
+    assert not breaker.allows(1.6) and breaker.allows(1.7)
+    for turn in range(20):
+        breaker.failed(100.0 * turn)
+    assert not breaker.allows(1900.0 + LONGEST_PAUSE - 1) and breaker.allows(1900.0 + LONGEST_PAUSE)
+    breaker.worked()
+    assert breaker.allows(0.0) and breaker.allows(0.0)
