@@ -10,6 +10,7 @@
 //! - A [`Transport`] carries the calls of one node: gRPC over TCP or a Unix socket, and the same-host path for reads.
 //! - Calls are made a second time only where that is safe, on another connection, and never after the deadline.
 
+mod blocking;
 mod breaker;
 mod call;
 mod chunks;
@@ -32,8 +33,11 @@ mod receive;
 mod reply;
 mod transport;
 mod types;
+#[cfg(test)]
+mod tests;
 mod writes;
 
+pub use blocking::{Client, FILE_INTERVAL};
 pub use breaker::{Admission, Breaker, BreakerConfig, BreakerState, Verdict};
 pub use call::{Blame, Call, CallError};
 pub use chunks::{Buffers, Copied};

@@ -215,6 +215,9 @@ fn varint(bytes: &[u8], at: &mut usize) -> Option<Result<u64, ()>> {
     for shift in (0..64).step_by(7) {
         let byte = *bytes.get(*at)?;
         *at += 1;
+        if shift == 63 && byte > 1 {
+            break;
+        }
         value |= u64::from(byte & 0x7f) << shift;
         if byte & 0x80 == 0 {
             return Some(Ok(value));

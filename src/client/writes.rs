@@ -64,6 +64,38 @@ impl Core {
         Ok(stored)
     }
 
+    /// Stores values without waiting: they are copied into a bounded queue, sent in the background, and dropped and counted
+    /// where there is no room, or where their node is left alone. The answer is how many were taken. Must be called within
+    /// the client's runtime.
+    ///
+    /// # Errors
+    /// A part or length out of range; nothing was taken then.
+    pub fn put_later(&self, items: &[PutItem<'_>]) -> Result<usize> {
+        check_items(items)?;
+        Metrics::add(&self.metrics.put_objects, items.len() as u64);
+        let cluster = self.cluster();
+        let mut taken = 0;
+        for item in items {
+            let route = cluster.route(&item.id.extent);
+            let reason = match route.now {
+                Some(_) if route.held_back => Miss::Ramp,
+                Some(node) if node.is_left_alone() => Miss::Refused,
+                Some(node) => {
+                    taken += usize::from(self.queue.push(node, item, route.bucket));
+                    continue;
+                }
+                None => Miss::NoNode,
+            };
+            self.metrics.stored(&Stored::Dropped(reason), 0);
+        }
+        Ok(taken)
+    }
+
+    /// Waits until what [`Core::put_later`] took was sent or dropped. False: not by the deadline.
+    pub async fn flush(&self, deadline: Instant) -> bool {
+        self.queue.flush(deadline).await
+    }
+
     async fn put_to(&self, node: &Arc<Node>, outgoing: Vec<Outgoing<'_, '_>>, deadline: Instant) -> Vec<Stored> {
         let mut stored = Vec::with_capacity(outgoing.len());
         let cut = slices(outgoing, node.most_objects(), self.config.slice_bytes, |o| o.head.length);
