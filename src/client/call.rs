@@ -1,6 +1,6 @@
 //! One call to one node, whatever carries it: what can go wrong, and what follows from that.
 
-use super::types::{Got, Miss, Stored};
+use super::types::{Got, Miss, Refusal, Stored};
 use std::sync::Arc;
 use tokio::time::Instant;
 
@@ -130,13 +130,23 @@ impl CallError {
         }
     }
 
+    /// What a node that refused says; `None` for any other error.
+    pub fn refusal(&self, node: &str) -> Option<Arc<Refusal>> {
+        match self {
+            CallError::Status { code, message } if self.is_refusal() => {
+                Some(Arc::new(Refusal { node: node.to_string(), code: *code, sentence: message.clone() }))
+            }
+            _ => None,
+        }
+    }
+
     /// What becomes of an object of a get.
-    pub fn got(&self) -> Got {
-        if self.is_refusal() { Got::Failed(Arc::from(self.to_string())) } else { Got::Miss(self.miss()) }
+    pub fn got(&self, node: &str) -> Got {
+        self.refusal(node).map_or(Got::Miss(self.miss()), Got::Failed)
     }
 
     /// What becomes of an object of a put.
-    pub fn stored(&self) -> Stored {
-        if self.is_refusal() { Stored::Failed(Arc::from(self.to_string())) } else { Stored::Dropped(self.miss()) }
+    pub fn stored(&self, node: &str) -> Stored {
+        self.refusal(node).map_or(Stored::Dropped(self.miss()), Stored::Failed)
     }
 }

@@ -52,4 +52,4 @@ pub use node::Node;
 pub use ramp::{Ramp, RampConfig};
 pub use reply::{Breach, Pieces, ReplyParser};
 pub use transport::{Bytes, GetBatch, NodeInfo, Outgoing, Pending, PutBatch, PutHead, Transport};
-pub use types::{Counted, Destination, GetItem, Got, KeyRun, Miss, ObjectId, Presence, PutItem, Stored};
+pub use types::{Counted, Destination, GetItem, Got, KeyRun, Miss, ObjectId, Presence, PutItem, Refusal, Stored};

@@ -15,13 +15,16 @@ use futures_util::stream::{FuturesUnordered, StreamExt};
 use std::sync::Arc;
 use tokio::time::Instant;
 
+/// A run, its bucket, and which of its keys: from one up to another.
+type Part = (usize, u32, usize, usize);
+
 impl Core {
     /// Which parts of each key are there. `want`: a key that lacks any of these parts at its owner is also asked of the owner
     /// before. `lease_ms` keeps what is reported, within the nodes' limits.
     pub async fn exists(&self, runs: &[KeyRun<'_>], want: u64, lease_ms: u32, deadline: Instant) -> Presence {
         let keys = runs.iter().map(|r| r.keys.len()).sum();
         let mut presence =
-            Presence { masks: vec![0; keys], leased: vec![0; runs.len()], unanswered: vec![None; runs.len()] };
+            Presence { masks: vec![0; keys], leased: vec![0; runs.len()], unanswered: vec![None; runs.len()], refused: None };
         let cluster = self.cluster();
         let mut starts = Vec::with_capacity(runs.len());
         let mut start = 0;
@@ -74,7 +77,10 @@ impl Core {
                 answers.push(self.exists_call(node, runs, part, lease_ms, deadline));
             }
         }
-        while let Some((part, answer)) = answers.next().await {
+        while let Some((node, part, answer)) = answers.next().await {
+            if let Err(error) = &answer {
+                presence.refused = error.refusal(&node.member.name).or(presence.refused.take());
+            }
             let (masks, mut leased) = match &answer {
                 Ok(reply) => (&reply.masks[..], reply.leased_keys as usize),
                 Err(_) => (&[][..], 0),
@@ -97,14 +103,14 @@ impl Core {
         }
     }
 
-    async fn exists_call(
+    async fn exists_call<'n>(
         &self,
-        node: &Arc<Node>,
+        node: &'n Arc<Node>,
         runs: &[KeyRun<'_>],
-        part: Vec<(usize, u32, usize, usize)>,
+        part: Vec<Part>,
         lease_ms: u32,
         deadline: Instant,
-    ) -> (Vec<(usize, u32, usize, usize)>, std::result::Result<v1::ExistsReply, super::CallError>) {
+    ) -> (&'n Arc<Node>, Vec<Part>, std::result::Result<v1::ExistsReply, super::CallError>) {
         let count: usize = part.iter().map(|p| p.3 - p.2).sum();
         let mut packed = BytesMut::with_capacity(count * KEY_BYTES);
         for &(run, _, from, to) in &part {
@@ -122,7 +128,7 @@ impl Core {
             n if n == count => Ok(reply),
             n => Err(super::CallError::Breach(format!("{n} masks for {count} keys"))),
         });
-        (part, answer)
+        (node, part, answer)
     }
 
     /// Reads values into their destinations; `got` of each item says what became of it.
@@ -194,7 +200,7 @@ impl Core {
         let mut batch = GetBatch { items, buckets, got, damaged: Vec::new(), fast_hits: 0 };
         let call = Call { tenant: self.config.tenant, deadline };
         let result = node.call(bytes, deadline, false, node.transport.get(call, &mut batch)).await;
-        let rest = result.err().map_or(Got::Miss(Miss::Unreachable), |error| error.got());
+        let rest = result.err().map_or(Got::Miss(Miss::Unreachable), |error| error.got(&node.member.name));
         Metrics::add(&self.metrics.fast_hits, batch.fast_hits);
         if !batch.damaged.is_empty() {
             self.report(node, &batch);

@@ -14,6 +14,8 @@ pub struct Receive<'r, 'b, 'a> {
     damaged: &'r mut Vec<usize>,
     /// Positions in `items` of the objects that were asked for, in this order.
     asked: Vec<usize>,
+    /// Index in `asked` of the object whose turn it is. Nothing else may come: its number is not under any CRC.
+    next: usize,
     current: Option<Current>,
     piece: PieceHead,
 }
@@ -33,21 +35,26 @@ impl<'r, 'b, 'a> Receive<'r, 'b, 'a> {
     /// Nothing has come yet; the objects at `asked` were asked for, in this order.
     pub fn new(batch: &'r mut GetBatch<'b, 'a>, asked: Vec<usize>) -> Self {
         let GetBatch { items, got, damaged, .. } = batch;
-        Receive { items, got, damaged, asked, current: None, piece: PieceHead::default() }
+        Receive { items, got, damaged, asked, next: 0, current: None, piece: PieceHead::default() }
     }
 
     /// Whether every object asked for has come or will not.
     pub fn is_complete(&self) -> bool {
-        self.current.is_none() && self.asked.iter().all(|&i| self.got[i].is_some())
+        self.next == self.asked.len()
     }
 
-    /// The position of an object that has no answer yet.
+    /// The position of the object whose turn it is, if that is the one at `index`.
     fn position(&self, index: u32) -> Result<usize, Breach> {
-        match self.asked.get(index as usize) {
-            None => Err(format!("object {index} of a batch of {}", self.asked.len())),
-            Some(&position) if self.got[position].is_some() => Err(format!("object {index} a second time")),
-            Some(&position) => Ok(position),
+        match self.asked.get(self.next) {
+            Some(&position) if index as usize == self.next => Ok(position),
+            _ => Err(format!("object {index} when object {} of {} was due", self.next, self.asked.len())),
         }
+    }
+
+    fn settle(&mut self, position: usize, got: Got) {
+        self.got[position] = Some(got);
+        self.next += 1;
+        self.current = None;
     }
 
     fn start(&mut self, head: &PieceHead) -> Result<Current, Breach> {
@@ -108,27 +115,24 @@ impl Pieces for Receive<'_, '_, '_> {
         if current.fill.at < current.length {
             return Ok(());
         }
-        let (length, layout) = (current.length, current.layout);
-        self.got[current.position] = Some(match (current.too_long, current.damaged) {
+        let (position, length, layout) = (current.position, current.length, current.layout);
+        let got = match (current.too_long, current.damaged) {
             (true, _) => Got::TooLong { length },
             (_, true) => Got::Miss(Miss::Damaged),
             _ => Got::Hit { length, layout },
-        });
-        self.current = None;
+        };
+        self.settle(position, got);
         Ok(())
     }
 
     fn miss(&mut self, index: u32, reason: MissReason) -> Result<(), Breach> {
         let position = self.position(index)?;
-        match &self.current {
-            Some(current) if current.index == index => self.current = None,
-            Some(current) => return Err(format!("a miss of object {index} amid object {}", current.index)),
-            None => {}
-        }
-        self.got[position] = Some(Got::Miss(match reason {
+        // What has come of the value before is void.
+        let miss = match reason {
             MissReason::Damaged => Miss::Damaged,
             MissReason::Absent | MissReason::Unspecified => Miss::Absent,
-        }));
+        };
+        self.settle(position, Got::Miss(miss));
         Ok(())
     }
 }

@@ -49,6 +49,23 @@ pub enum Miss {
     NoNode,
 }
 
+/// What a node says to a request that it refuses for what it asks.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Refusal {
+    /// Name of the node.
+    pub node: String,
+    /// Number of the gRPC status.
+    pub code: i32,
+    /// Its sentence.
+    pub sentence: String,
+}
+
+impl std::fmt::Display for Refusal {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "node {} refused the request (status {}): {}", self.node, self.code, self.sentence)
+    }
+}
+
 /// What became of one object of a get.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Got {
@@ -66,8 +83,8 @@ pub enum Got {
         /// Bytes of the value.
         length: u64,
     },
-    /// The node refused the request: status and sentence.
-    Failed(Arc<str>),
+    /// The node refused the request.
+    Failed(Arc<Refusal>),
 }
 
 impl Got {
@@ -92,8 +109,8 @@ pub enum Stored {
     Corrupt,
     /// Not sent, or not known to be stored. After [`Miss::Late`] or [`Miss::Unreachable`] it may have been stored all the same.
     Dropped(Miss),
-    /// The node refused the request: status and sentence.
-    Failed(Arc<str>),
+    /// The node refused the request.
+    Failed(Arc<Refusal>),
 }
 
 /// Memory for one value: the caller's, in one or more segments, or a vector that grows with the bytes that arrive.
@@ -185,6 +202,8 @@ pub struct Presence {
     pub leased: Vec<u32>,
     /// For each run, why its node was not asked or did not answer.
     pub unanswered: Vec<Option<Miss>>,
+    /// What a node said that refused its part of the request.
+    pub refused: Option<Arc<Refusal>>,
 }
 
 /// Answer of `touch`, `delete` and `verify`.
@@ -196,6 +215,8 @@ pub struct Counted {
     pub dropped: u64,
     /// Nodes that did not answer, by name.
     pub unanswered: Vec<String>,
+    /// What a node said that refused its part of the request.
+    pub refused: Option<Arc<Refusal>>,
 }
 
 /// Refuses an object whose part is out of range.

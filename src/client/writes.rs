@@ -141,7 +141,7 @@ impl Core {
                     let call = Call { tenant: self.config.tenant, deadline };
                     match count_call(node, deed, call, runs).await {
                         Ok((count, dropped)) => sum = (sum.0 + count, sum.1 + dropped),
-                        Err(_) => return (sum, Some(node.member.name.clone())),
+                        Err(error) => return (sum, Some((node, error))),
                     }
                 }
                 (sum, None)
@@ -150,7 +150,12 @@ impl Core {
         while let Some(((count, dropped), failed)) = nodes.next().await {
             counted.count += count;
             counted.dropped += dropped;
-            counted.unanswered.extend(failed);
+            if let Some((node, error)) = failed {
+                match error.refusal(&node.member.name) {
+                    Some(refused) => counted.refused = Some(refused),
+                    None => counted.unanswered.push(node.member.name.clone()),
+                }
+            }
         }
         counted.unanswered.sort();
         Ok(counted)
@@ -205,7 +210,7 @@ pub(super) async fn put_slice(
     let stored = vec![None; items.len()];
     let mut batch = PutBatch { items, stored };
     let result = node.call(bytes, deadline, false, node.transport.put(Call { tenant, deadline }, &mut batch)).await;
-    let rest = result.err().map_or(Stored::Dropped(Miss::Unreachable), |error| error.stored());
+    let rest = result.err().map_or(Stored::Dropped(Miss::Unreachable), |error| error.stored(&node.member.name));
     batch.stored.into_iter().map(|stored| stored.unwrap_or_else(|| rest.clone())).collect()
 }
 

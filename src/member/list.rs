@@ -71,6 +71,23 @@ impl Member {
     }
 }
 
+impl FromStr for Member {
+    type Err = Error;
+
+    /// `name=address`, `name=address*weight`, or an address alone, which is the name as well. Several addresses are separated
+    /// by commas.
+    fn from_str(text: &str) -> Result<Member> {
+        let (name, rest) = text.split_once('=').unwrap_or(("", text));
+        let (addresses, weight) = rest.rsplit_once('*').unwrap_or((rest, "1"));
+        let weight = weight.parse().map_err(|_| {
+            Error::invalid("node", shown(text), "name=address or name=address*weight, with a weight of digits")
+        })?;
+        let name = if name.is_empty() { addresses } else { name };
+        let addresses = addresses.split(',').map(str::parse).collect::<Result<_>>()?;
+        Ok(Member { name: name.to_string(), weight, addresses })
+    }
+}
+
 /// Nodes sorted by name, and the number of this list among those of its source.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct NodeList {
@@ -137,6 +154,18 @@ mod tests {
             assert!(error.contains("allowed is host:port"), "{bad}: {error}");
         }
         assert!(format!("{}:1", "a".repeat(600)).parse::<Address>().is_err());
+    }
+
+    #[test]
+    fn nodes_are_read_from_text() {
+        let read = |text: &str| text.parse::<Member>().unwrap();
+        let a = read("a=h:1,unix:/run/a*30");
+        assert_eq!((a.name.as_str(), a.weight, a.addresses.len()), ("a", 30, 2));
+        let bare = read("h:7070");
+        assert_eq!((bare.name.as_str(), bare.weight), ("h:7070", 1));
+        for bad in ["", "a=", "a=h", "a=h:1*", "a=h:1*x", "a=h:1*-1", "a=h:1,,h:2"] {
+            assert!(bad.parse::<Member>().is_err(), "{bad}");
+        }
     }
 
     #[test]

@@ -71,6 +71,11 @@ impl<'py> Buffer<'py> {
         self.view.buf.cast::<u8>()
     }
 
+    /// Bytes of all elements.
+    pub(super) fn len(&self) -> usize {
+        self.view.len.max(0) as usize
+    }
+
     /// The `struct` format of one element.
     pub(super) fn format(&self) -> &str {
         if self.view.format.is_null() {
@@ -80,7 +85,7 @@ impl<'py> Buffer<'py> {
         unsafe { CStr::from_ptr(self.view.format) }.to_str().unwrap_or("?")
     }
 
-    fn c_contiguous(&self) -> bool {
+    pub(super) fn c_contiguous(&self) -> bool {
         // SAFETY: a filled-in view.
         unsafe { ffi::PyBuffer_IsContiguous(&*self.view, b'C' as std::ffi::c_char) != 0 }
     }

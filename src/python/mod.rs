@@ -10,6 +10,12 @@ mod call;
 mod checksum;
 mod errors;
 mod events;
+#[cfg(target_os = "linux")]
+mod gcache;
+#[cfg(target_os = "linux")]
+mod gcache_args;
+#[cfg(target_os = "linux")]
+mod gcache_results;
 mod geometry;
 mod geometry_args;
 mod kv_group;
@@ -44,6 +50,8 @@ fn _core(m: &Bound<'_, PyModule>) -> PyResult<()> {
     m.add_class::<events::PySnapshotPage>()?;
     m.add_class::<events::PySnapshot>()?;
     checksum::register(m)?;
+    #[cfg(target_os = "linux")]
+    m.add_class::<gcache::PyGCacheClient>()?;
     replay::register(m)?;
     // The package says what is public; a second list here could only disagree.
     m.delattr("__all__")
