@@ -6,13 +6,16 @@ an `InvalidArgument`.
 """
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from collections.abc import Sequence as AbstractSequence
 from types import TracebackType
 from typing import Any, Literal, Protocol, SupportsIndex, TypeAlias, final, type_check_only
 
 import numpy as np
 import numpy.typing as npt
+
+from mimo_cache.gcache.ring import Node
+from mimo_cache.gcache.types import Deleted, GetResult, NodeStats, ObjectId, PutItem, PutStatus, Verified
 
 @type_check_only
 class _Buffer(Protocol):
@@ -820,6 +823,95 @@ class PrefixCache:
         """The tree for people: text, or Graphviz."""
     def mtp_record(self, swa_page: SupportsIndex) -> npt.NDArray[np.uint32] | None:
         """The tokens after its end with which a published SWA page's MTP rows were made."""
+
+# Contiguous memory: bytes, numpy, a torch CPU tensor of any dtype, another buffer; or a list or tuple of such, one after the
+# other.
+_Memory: TypeAlias = _Buffer | npt.NDArray[Any] | _Tensor | AbstractSequence[_Buffer | npt.NDArray[Any] | _Tensor]
+# Chain key of the page, part, chain key of the first page of its extent.
+_ObjectId: TypeAlias = ObjectId | tuple[bytes, int, bytes]
+
+@final
+class GCacheClient:
+    """A client of a GCache cluster for engines: many nodes, read straight into the caller's memory.
+
+    The calls of `mimo_cache.gcache.Client`, with the same results, and `put_later`, `flush`, `metrics` and `breakers`. Any
+    number of threads may call; the GIL is released while they wait and copy. `mimo_cache.gcache` explains names, buffers, time
+    and errors.
+    """
+
+    def __new__(
+        cls,
+        nodes: Iterable[Node | str] | None = None,
+        *,
+        nodes_file: str | os.PathLike[str] | None = None,
+        tenant: SupportsIndex = 0,
+        token: str | None = None,
+        deadline: float = 1.0,
+        buckets: SupportsIndex = 1048576,
+        name: str | None = None,
+        connections: SupportsIndex = 2,
+        queue_bytes: SupportsIndex = 268435456,
+        fast_path: bool = True,
+    ) -> GCacheClient:
+        """`nodes`: `Node`s or text as `name=address*weight`; or `nodes_file`: a TOML file of them, read again when it changes.
+        No node is asked before the first call.
+
+        `deadline`, seconds, is what a call may take. `connections` is the most to one node; `queue_bytes` bounds what
+        `put_later` may hold; `fast_path` allows the same-host path for reads. The rest as `mimo_cache.gcache.connect`.
+        """
+    def exists(
+        self,
+        keys: list[bytes] | tuple[bytes, ...],
+        extents: AbstractSequence[bytes] | None = None,
+        lease_ms: SupportsIndex = 0,
+        *,
+        want: SupportsIndex = 18446744073709551615,
+        deadline: float | None = None,
+    ) -> list[int]:
+        """For each key the mask of the parts that are there: bit p for part p; 0 where its node cannot be asked.
+
+        With `lease_ms` they stay for so long, as far as the nodes' lease bytes go. `extents`: for each key that of its page;
+        None only where every page is an extent of its own. `want`: a key that lacks any of these parts is also asked of the
+        owner before the last change of membership.
+        """
+    def get(
+        self,
+        ids: Iterable[_ObjectId],
+        into: AbstractSequence[_Memory] | None = None,
+        *,
+        deadline: float | None = None,
+    ) -> list[GetResult]:
+        """One result for each id. With `into`, one writable buffer for each id (or a list of buffers, to be filled one after the
+        other), bytes go there as they come; what is in a buffer without a hit is anything."""
+    def put(self, items: Iterable[PutItem | tuple[Any, ...]], *, deadline: float | None = None) -> list[PutStatus]:
+        """A status for each item. Bytes of objects that are there already are not sent. `data` may be a list of buffers; it must
+        not change before this returns."""
+    def put_later(self, items: Iterable[PutItem | tuple[Any, ...]]) -> int:
+        """Stores without waiting: values are copied into a bounded queue and sent in the background, or dropped and counted in
+        `metrics()`. Returns how many were taken."""
+    def flush(self, *, deadline: float | None = None) -> bool:
+        """Waits until what `put_later` took was sent or dropped. False: not within the deadline."""
+    def touch(self, ids: Iterable[_ObjectId], *, deadline: float | None = None) -> int:
+        """Marks objects as used and returns how many are there. Give the tail of a prefix first and its head last."""
+    def delete(self, ids: Iterable[_ObjectId], *, deadline: float | None = None) -> Deleted:
+        """Forgets objects."""
+    def verify(self, ids: Iterable[_ObjectId], *, deadline: float | None = None) -> Verified:
+        """Has the nodes compare values with their CRCs and drop those that differ."""
+    def stats(self, *, deadline: float | None = None) -> dict[str, NodeStats | None]:
+        """For each node's name its counts and sizes, or None where it did not answer."""
+    def locate(self, extent: bytes) -> str:
+        """Name of the node that owns an extent, by the chain key of its first page, without asking anybody."""
+    def breakers(self) -> dict[str, str]:
+        """For each node's name "closed", "open" or "half-open": what its circuit breaker is."""
+    def metrics(self) -> dict[str, int]:
+        """Everything the client has counted, by name."""
+    @property
+    def membership_trouble(self) -> str | None:
+        """Why the list of nodes may be old; None while its file is read and makes sense."""
+    def close(self) -> None:
+        """Ends the connections, and with them the leases. Calls under way in other threads end first."""
+    def __enter__(self) -> GCacheClient: ...
+    def __exit__(self, *_args: object) -> None: ...
 
 def replay(
     trace: str | os.PathLike[str],

@@ -162,7 +162,7 @@ impl PyGCacheClient {
         let ids = self::ids(ids)?;
         let within = seconds(deadline, "deadline")?;
         let given = into.map(|into| matching(into, "into", ids.len())).transpose()?;
-        let memory = match &given {
+        let memory: Vec<Memory<'_>> = match &given {
             Some(given) => given.iter().map(|one| Memory::new(one, "buffer of into", true)).collect::<PyResult<_>>()?,
             None => Vec::new(),
         };
@@ -179,9 +179,9 @@ impl PyGCacheClient {
         self.run(py, |client| client.get(&mut items, within))?;
         let taken: Vec<_> = items.into_iter().map(|item| (item.got, item.into)).collect();
         let result = |(i, (got, into)): (usize, (crate::client::Got, Destination<'_>))| {
-            let bytes = match (into, given.as_ref().map(|g| &g[i])) {
+            let bytes = match (into, memory.get(i).and_then(Memory::only)) {
                 (Destination::Grow(value), _) => Where::Here(value),
-                (_, Some(buffer)) if !spread(buffer) => Where::There(buffer),
+                (_, Some(buffer)) => Where::There(buffer),
                 _ => Where::Spread,
             };
             results::got(py, &got, bytes)
@@ -321,11 +321,6 @@ impl PyGCacheClient {
     fn __exit__(&self, py: Python<'_>, _args: &Bound<'_, PyTuple>) {
         self.close(py);
     }
-}
-
-/// Whether a value goes to several buffers.
-fn spread(buffer: &Bound<'_, PyAny>) -> bool {
-    buffer.is_instance_of::<pyo3::types::PyList>() || buffer.is_instance_of::<PyTuple>()
 }
 
 /// An item to put, and its memory.

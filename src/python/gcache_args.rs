@@ -74,6 +74,7 @@ pub(super) fn nodes(value: &Bound<'_, PyAny>) -> PyResult<Vec<Member>> {
 
 /// Contiguous memory of the caller, held until dropped: one buffer, or several in a list or tuple.
 pub(super) struct Memory<'py> {
+    views: Vec<Bound<'py, PyAny>>,
     buffers: Vec<Buffer<'py>>,
 }
 
@@ -84,8 +85,21 @@ impl<'py> Memory<'py> {
             (_, Ok(tuple)) => tuple.iter().collect(),
             _ => vec![value.clone()],
         };
-        let buffers = parts.iter().map(|part| buffer(part, what, writable)).collect::<PyResult<_>>()?;
-        Ok(Memory { buffers })
+        let mut memory = Memory { views: Vec::new(), buffers: Vec::new() };
+        for part in &parts {
+            let (view, buffer) = buffer(part, what, writable)?;
+            memory.views.push(view);
+            memory.buffers.push(buffer);
+        }
+        Ok(memory)
+    }
+
+    /// What exports the only buffer; `None` for several.
+    pub(super) fn only(&self) -> Option<&Bound<'py, PyAny>> {
+        match &self.views[..] {
+            [view] => Some(view),
+            _ => None,
+        }
     }
 
     /// Address ranges, to find overlaps.
@@ -118,7 +132,11 @@ impl<'py> Memory<'py> {
     }
 }
 
-fn buffer<'py>(value: &Bound<'py, PyAny>, what: &'static str, writable: bool) -> PyResult<Buffer<'py>> {
+fn buffer<'py>(
+    value: &Bound<'py, PyAny>,
+    what: &'static str,
+    writable: bool,
+) -> PyResult<(Bound<'py, PyAny>, Buffer<'py>)> {
     let py = value.py();
     let allowed = match writable {
         true => "writable contiguous memory (numpy, torch CPU tensor or buffer), or a list of such",
@@ -130,7 +148,7 @@ fn buffer<'py>(value: &Bound<'py, PyAny>, what: &'static str, writable: bool) ->
     if !buffer.c_contiguous() {
         return Err(refuse("not contiguous".to_string()));
     }
-    Ok(buffer)
+    Ok((view, buffer))
 }
 
 /// The object whose buffer has the bytes: itself, or the numpy view of a torch tensor, of any dtype.

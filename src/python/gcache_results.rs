@@ -6,7 +6,7 @@ use pyo3::exceptions::PyBufferError;
 use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
-use pyo3::types::{PyDict, PyMemoryView, PyTuple};
+use pyo3::types::{PyDict, PyMemoryView, PySlice, PyTuple};
 use std::ffi::c_int;
 
 /// Classes and members of enumerations that are looked up once.
@@ -78,17 +78,13 @@ pub(super) fn got<'py>(py: Python<'py>, got: &Got, bytes: Where<'_, 'py>) -> PyR
     match got {
         Got::Hit { length, layout } => {
             let whole = match bytes {
-                Where::There(buffer) => Some(PyMemoryView::from(buffer)?.into_any()),
-                Where::Here(value) => Some(PyMemoryView::from(Bound::new(py, Value(value))?.as_any())?.into_any()),
+                Where::There(buffer) => Some(PyMemoryView::from(buffer)?),
+                Where::Here(value) => Some(PyMemoryView::from(Bound::new(py, Value(value))?.as_any())?),
                 Where::Spread => None,
             };
-            let view = match whole {
-                Some(whole) => {
-                    let flat = whole.call_method1("cast", ("B",))?;
-                    Some(flat.get_item(pyo3::types::PySlice::new(py, 0, *length as isize, 1))?)
-                }
-                None => None,
-            };
+            // Of element types that only numpy knows there is no view as bytes; the caller has the buffer.
+            let flat = whole.and_then(|whole| whole.call_method1("cast", ("B",)).ok());
+            let view = flat.map(|flat| flat.get_item(PySlice::new(py, 0, *length as isize, 1))).transpose()?;
             make((status("HIT")?, *length, view, *layout))
         }
         Got::TooLong { length } => make((status("TOO_LONG")?, *length, None, 0)),

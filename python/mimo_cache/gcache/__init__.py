@@ -39,6 +39,9 @@ have
 - A `Client` may be used by many threads, an `AsyncClient` by the tasks of one loop.
 """
 
+import importlib
+from typing import TYPE_CHECKING, Any
+
 from mimo_cache.gcache.errors import GCacheError, InvalidArgument, Refused
 from mimo_cache.gcache.ring import Node, Ring, extents_of
 from mimo_cache.gcache.types import (
@@ -53,13 +56,25 @@ from mimo_cache.gcache.types import (
     Verified,
 )
 
-try:
-    import grpc as _grpc  # noqa: F401
-except ImportError as error:
-    raise ImportError("mimo_cache.gcache needs grpcio and protobuf: pip install 'mimo-cache[gcache]'") from error
+if TYPE_CHECKING:
+    from mimo_cache.gcache.aio import AsyncClient, connect_async
+    from mimo_cache.gcache.blocking import Client, connect
 
-from mimo_cache.gcache.aio import AsyncClient, connect_async
-from mimo_cache.gcache.blocking import Client, connect
+# What needs grpcio. Names, results and placement do not: the Rust client shares them.
+_CLIENTS = {"AsyncClient": "aio", "connect_async": "aio", "Client": "blocking", "connect": "blocking"}
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _CLIENTS:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    try:
+        module = importlib.import_module(f"{__name__}.{_CLIENTS[name]}")
+    except ModuleNotFoundError as error:
+        if error.name not in ("grpc", "google", "google.protobuf"):
+            raise
+        raise ImportError("this client needs grpcio and protobuf: pip install 'mimo-cache[gcache]'") from error
+    return getattr(module, name)
+
 
 __all__ = [
     "AsyncClient",

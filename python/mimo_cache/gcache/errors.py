@@ -1,12 +1,13 @@
-"""What the client raises. Every message names the bad value and what is allowed."""
+"""What the clients raise. Every message names the bad value and what is allowed."""
+
+from mimo_cache._core import InvalidArgument, MimoCacheError
+
+__all__ = ["GCacheError", "InvalidArgument", "Refused"]
 
 
-class GCacheError(Exception):
-    """Base of the client's errors."""
-
-
-class InvalidArgument(GCacheError, ValueError):
-    """An argument outside what is allowed; nothing was sent."""
+class GCacheError(MimoCacheError):
+    """Base of what only the clients raise. An argument outside what is allowed is the package's `InvalidArgument`; nothing was
+    sent then."""
 
 
 class Refused(GCacheError):
