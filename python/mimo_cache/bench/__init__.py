@@ -1,6 +1,6 @@
 """`mimo-cache bench NAME`: measures this build on this machine.
 
-`tree` and `model` run the scenarios that `docs/performance.md` describes. The contract of the output is in
+`tree`, `model` and `gcache` run the scenarios that `docs/performance.md` describes. The contract of the output is in
 `docs/cli.md`; the exit code is 0 when every figure that has a floor was measured, whatever it came to, and 1 when one
 could not be.
 """
@@ -21,6 +21,8 @@ from mimo_cache.models.errors import need
 
 __all__ = ["main"]
 
+GCACHE_PARTS = ("transfer", "latency", "exists", "sizes", "restart", "idle")
+"""Parts of `bench gcache`, whose module needs Linux."""
 MODEL_PARTS = ("ttft", "bookkeeping", "decode")
 """Parts of `bench model`, whose module needs torch."""
 
@@ -54,6 +56,10 @@ def _parser() -> argparse.ArgumentParser:
     two.add_argument("--model", default="tiny", help='a hub checkpoint\'s directory, or "tiny", which comes along')
     _common(two, MODEL_PARTS)
     two.set_defaults(measure=_model, plot=None)
+    three = names.add_parser("gcache", help="a GCache node and its client beside raw TCP, grpcio, Redis and memcpy")
+    three.add_argument("--no-peer", action="store_true", help="do not run the peers")
+    _common(three, GCACHE_PARTS)
+    three.set_defaults(measure=_gcache, plot=None)
     return top
 
 
@@ -80,6 +86,13 @@ def _model(args: argparse.Namespace) -> tuple[list[Figure], tuple[str, ...]]:
 
     options = model.Options(args.runs, args.scale, tuple(args.only or MODEL_PARTS), args.model)
     return model.run(options), options.parts
+
+
+def _gcache(args: argparse.Namespace) -> tuple[list[Figure], tuple[str, ...]]:
+    from mimo_cache.bench import gcache  # noqa: PLC0415  needs the node's programs
+
+    options = gcache.Options(args.runs, args.scale, tuple(args.only or GCACHE_PARTS), not args.no_peer)
+    return gcache.run(options), options.parts
 
 
 def _runs(text: str) -> int:

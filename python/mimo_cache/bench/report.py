@@ -59,6 +59,16 @@ FLOORS = (
     Floor("bookkeeping_8", "bookkeeping", "bookkeeping_decode_8", _most(0.03), "bookkeeping at most 3 %, decode of 8"),
     Floor("bookkeeping_prefill", "bookkeeping", "bookkeeping_prefill", _most(0.03), "bookkeeping at most 3 %, prefill"),
     Floor("decode", "decode", "decode_ratio", _least(1.0), "decoding not slower than transformers"),
+    Floor("fast_get", "transfer", "fast_get_32_vs_memcpy", _least(0.55), "same-host get at least 0.55 x memcpy"),
+    Floor("tcp_get", "transfer", "tcp_get_32_vs_grpcio", _least(1.0), "get over TCP not below grpcio streaming"),
+    Floor("tcp_put", "transfer", "tcp_put_32_vs_grpcio", _least(1.0), "put over TCP not below grpcio streaming"),
+    Floor("unix_get", "transfer", "unix_get_32_vs_tcp", _least(1.0), "get over a Unix socket not below TCP"),
+    Floor("fast_get_64k", "latency", "fast_get_64k_p50", _most(20.0), "same-host get of 64 KiB at most 20 us"),
+    Floor("tcp_get_64k", "latency", "tcp_get_64k_p50", _most(200.0), "get of 64 KiB over TCP at most 200 us"),
+    Floor("exists", "exists", "exists_1m_tokens", _most(10_000.0), "exists of a 1M-token prefix at most 10 ms"),
+    Floor("restart", "restart", "restart_serving", _most(2.0), "serving within 2 s of kill -9"),
+    Floor("restart_present", "restart", "restart_present", _least(1.0), "100 % present after kill -9"),
+    Floor("idle", "idle", "idle_core", _most(1.0), "an idle node under 1 % of a core"),
 )
 """One for each bound that the project set itself."""
 
