@@ -55,7 +55,7 @@ pub(super) fn seconds(value: Option<&Bound<'_, PyAny>>, what: &'static str) -> P
 pub(super) fn nodes(value: &Bound<'_, PyAny>) -> PyResult<Vec<Member>> {
     let py = value.py();
     let all = value.try_iter().map_err(|_| invalid(py, "nodes", type_name(value), "an iterable of nodes"))?;
-    all.map(|one| {
+    let read = all.map(|one| {
         let one = one?;
         if let Ok(text) = one.cast::<PyString>() {
             return text.to_cow()?.parse::<Member>().map_err(|error| to_py(py, error));
@@ -68,8 +68,12 @@ pub(super) fn nodes(value: &Bound<'_, PyAny>) -> PyResult<Vec<Member>> {
             read().map_err(|_| invalid(py, "node", shown(&one), "a Node, or text as 'name=address*weight'"))?;
         let address = address.parse::<Address>().map_err(|error| to_py(py, error))?;
         Ok(Member { name, weight, addresses: vec![address] })
-    })
-    .collect()
+    });
+    let members = read.collect::<PyResult<Vec<_>>>()?;
+    match members.len() {
+        0 => Err(invalid(py, "nodes", 0, "1 or more")),
+        _ => Ok(members),
+    }
 }
 
 /// Contiguous memory of the caller, held until dropped: one buffer, or several in a list or tuple.
