@@ -1,6 +1,6 @@
 //! Connections of one node: few, each carrying many calls, opened when they are needed.
 
-use super::call::CallError;
+use super::call::{CallError, code};
 use super::connect::Connect;
 use super::grpc::Connection;
 use super::metrics::Metrics;
@@ -174,7 +174,8 @@ impl Pool {
         if reply.node != self.config.member.name && address.to_string() != self.config.member.name {
             // It would hold what belongs to others.
             let (name, other) = (&self.config.member.name, crate::error::shown(&reply.node));
-            return Err(CallError::Connect(format!("the node at {address} calls itself {other}, expected is {name:?}")));
+            let message = format!("the node at {address} calls itself {other}, expected is {name:?}");
+            return Err(CallError::Status { code: code::FAILED_PRECONDITION, message });
         }
         let limits = usable(reply.limits.unwrap_or_default())?;
         let info = NodeInfo { start_id: reply.start_id, limits };

@@ -94,7 +94,6 @@ async fn faults_of_one_node_cost_one_deadline_and_none_of_the_others_values() {
         Fault::Shift,
         Fault::Boast,
         Fault::Status(13),
-        Fault::Impostor,
     ];
     for fault in faults {
         let (nodes, core, numbers) = cluster(10);
@@ -147,6 +146,12 @@ async fn a_refusal_is_told_and_does_not_blame_the_node() {
         assert_eq!((told, hits(&got)), (2, 2), "{code}: {got:?}");
     }
     assert!(core.cluster().nodes().iter().all(|n| n.breaker() == BreakerState::Closed));
+    // A node under another name would hold what belongs to others.
+    let (nodes, core, numbers) = cluster(2);
+    *nodes["a"].fault.lock().unwrap() = Fault::Impostor;
+    let (got, _) = get(&core, &numbers).await;
+    let told = got.iter().filter(|g| matches!(g, Got::Failed(r) if r.sentence.contains("calls itself \"else\""))).count();
+    assert_eq!((told, hits(&got)), (2, 2), "{got:?}");
 }
 
 #[tokio::test(start_paused = true)]
