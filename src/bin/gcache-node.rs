@@ -6,7 +6,9 @@ use mimo_cache::node::{Node, NodeConfig};
 use std::path::PathBuf;
 use std::process::ExitCode;
 use tokio::signal::unix::{SignalKind, signal};
-use tracing_subscriber::EnvFilter;
+use tracing_subscriber::filter::Targets;
+use tracing_subscriber::layer::SubscriberExt;
+use tracing_subscriber::util::SubscriberInitExt;
 
 /// Serves a memory tier to many engines.
 ///
@@ -127,10 +129,15 @@ fn main() -> ExitCode {
 
 /// Runs a node until it is told to stop.
 fn serve(config: NodeConfig) -> Result<(), String> {
-    let filter = EnvFilter::try_new(&config.log.level)
-        .map_err(|e| format!("log.level is {:?}: {e}; allowed is error, warn, info, debug or trace", config.log.level))?;
-    let log = tracing_subscriber::fmt().with_env_filter(filter).with_writer(std::io::stderr);
-    if config.log.json { log.json().init() } else { log.with_ansi(false).init() }
+    let filter: Targets = config.log.level.parse().map_err(|e| {
+        format!("log.level is {:?}: {e}; allowed is error, warn, info, debug or trace", config.log.level)
+    })?;
+    let layer = tracing_subscriber::fmt::layer().with_writer(std::io::stderr);
+    if config.log.json {
+        tracing_subscriber::registry().with(layer.json()).with(filter).init();
+    } else {
+        tracing_subscriber::registry().with(layer.with_ansi(false)).with(filter).init();
+    }
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().map_err(|e| e.to_string())?;
     runtime.block_on(async {
         let failed = |e: std::io::Error| format!("cannot wait for signals: {e}");

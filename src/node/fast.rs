@@ -100,7 +100,7 @@ struct Server {
 struct Open {
     since: u64,
     bytes: u64,
-    _pins: Vec<Pinned>,
+    pins: Vec<Pinned>,
 }
 
 struct Peer {
@@ -325,7 +325,7 @@ impl Peer {
         }
         let m = &state.metrics;
         let most = state.config.limits.fast_path_pins.0;
-        let mut open = Open { since: state.clock.now(), bytes: 0, _pins: Vec::new() };
+        let mut open = Open { since: state.clock.now(), bytes: 0, pins: Vec::new() };
         let (mut found, mut crcs) = (Vec::with_capacity(usize::from(request.count)), Vec::new());
         for (key, part) in asks(body)? {
             let Some(pinned) = state.store.get(request.tenant, &ObjectId { key, part }) else {
@@ -355,14 +355,14 @@ impl Peer {
                 crcs: (crcs.len() as u32 - first, first),
             });
             open.bytes += at.len;
-            open._pins.push(pinned);
+            open.pins.push(pinned);
         }
         let body_bytes = (found.len() * crate::rpc::fast::FOUND_BYTES + 4 * crcs.len()) as u32;
         let head = Reply { kind: Kind::Get, count: request.count, sequence: request.sequence, body_bytes };
         head.put(&mut self.output);
         found.iter().for_each(|f| f.put(&mut self.output));
         crcs.iter().for_each(|crc| self.output.extend_from_slice(&crc.to_le_bytes()));
-        if !open._pins.is_empty() {
+        if !open.pins.is_empty() {
             self.pinned += open.bytes;
             self.open.insert(request.sequence, open);
         }

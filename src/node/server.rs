@@ -203,12 +203,17 @@ async fn bind(address: &Address) -> Result<(Listener, String), String> {
     }
 }
 
+/// Waits until the node is told to stop, or its last handle is gone.
+async fn told(stopping: &mut watch::Receiver<bool>) {
+    let _ = stopping.wait_for(|stop| *stop).await;
+}
+
 /// Accepts until the node stops. `limits.connections` are served; more are closed at once.
 async fn accept(listener: Listener, shared: Shared) {
     let mut stopping = shared.stopping.clone();
     loop {
         tokio::select! {
-            _ = stopping.wait_for(|s| *s) => return,
+            () = told(&mut stopping) => return,
             accepted = next(&listener) => match accepted {
                 Ok((Stream::Tcp(stream), peer)) => open(stream, peer, &shared),
                 Ok((Stream::Unix(stream), peer)) => open(stream, peer, &shared),
@@ -307,7 +312,7 @@ where
                     return;
                 }
             }
-            _ = stopping.wait_for(|s| *s), if !stopped => {
+            () = told(&mut stopping), if !stopped => {
                 stopped = true;
                 served.as_mut().graceful_shutdown();
             }
@@ -354,8 +359,7 @@ async fn sweep(shared: Shared) {
     let mut ticks = tokio::time::interval(Duration::from_secs(1));
     loop {
         tokio::select! {
-            // A node whose last handle was dropped has no sender any more.
-            _ = stopping.wait_for(|s| *s) => {
+            () = told(&mut stopping) => {
                 // Stalled streams must not hold up the stop.
                 tokio::time::sleep(Duration::from_secs(1)).await;
                 if shared.connections.available_permits() == shared.state.config.limits.connections {

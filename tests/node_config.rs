@@ -1,0 +1,72 @@
+//! Settings of a node: what is read from where, and what is refused with which words.
+#![cfg(all(feature = "gcache", target_os = "linux"))]
+
+use mimo_cache::node::NodeConfig;
+use mimo_cache::node::config::from_env;
+use mimo_cache::node::units::{Size, Time};
+use std::time::Duration;
+
+const FEW: &str = "name = 'a'\nlisten = ['127.0.0.1:7400']\n[memory]\npath = '/dev/shm/gcache-{name}'\nsize = '1GiB'\n";
+
+fn read(text: &str, overrides: &[(&str, &str)]) -> Result<NodeConfig, String> {
+    let overrides: Vec<_> = overrides.iter().map(|(k, v)| (k.to_string(), v.to_string())).collect();
+    NodeConfig::read(text, &overrides)
+}
+
+#[test]
+fn the_example_is_fine() {
+    let config = read(include_str!("../docs/gcache.toml"), &[("name", "node-1")]).unwrap();
+    assert_eq!(config.memory.path.to_str(), Some("/dev/shm/gcache-node-1"));
+    assert_eq!(config.fast_path.unwrap().to_str(), Some("/tmp/gcache-node-1.sock"));
+}
+
+#[test]
+fn the_environment_and_flags_override_the_file() {
+    let vars = [("GCACHE_MEMORY__SIZE", "2GiB"), ("GCACHE_NAME", "7"), ("GCACHE_CONFIG", "x"), ("HOME", "/root")];
+    let mut overrides = from_env(vars.iter().map(|(k, v)| (k.to_string(), v.to_string())));
+    overrides.push(("limits.stall".into(), "3s".into()));
+    overrides.push(("limits.connections".into(), "5".into()));
+    overrides.push(("listen".into(), "unix:/run/{name}.sock".into()));
+    overrides.push(("insecure".into(), "true".into()));
+    let config = NodeConfig::read(FEW, &overrides).unwrap();
+    assert_eq!((config.name.as_str(), config.memory.size), ("7", Size(2 << 30)));
+    assert_eq!(config.limits.stall, Time(Duration::from_secs(3)));
+    assert_eq!((config.limits.connections, config.insecure), (5, true));
+    assert_eq!(config.listen[0].to_string(), "unix:/run/7.sock");
+    assert_eq!(config.store().lease_bytes, 256 << 20);
+}
+
+#[test]
+fn what_is_wrong_is_named() {
+    let cases: &[(&str, &[(&str, &str)], &str)] = &[
+        ("", &[], "missing field `name`"),
+        ("name = ", &[], "TOML parse error"),
+        (FEW, &[("colour", "red")], "unknown field `colour`"),
+        (FEW, &[("memory.sise", "1GiB")], "unknown field `sise`"),
+        (FEW, &[("memory.size", "8")], "\"8\" is no size"),
+        (FEW, &[("memory.size", "8GB")], "\"8GB\" is no size"),
+        (FEW, &[("limits.stall", "10")], "a time with its unit"),
+        (FEW, &[("limits.stall", "10ms")], "limits.stall in milliseconds is 10, allowed is 100"),
+        (FEW, &[("limits.connections", "0")], "limits.connections is 0"),
+        (FEW, &[("limits.connections", "-1")], "invalid value"),
+        (FEW, &[("name", "")], "name is \"\""),
+        (FEW, &[("name", "a/b")], "name is \"a/b\""),
+        (FEW, &[("listen", "[]")], "listen is empty"),
+        (FEW, &[("listen", "7400")], "is no address"),
+        (FEW, &[("listen", "0.0.0.0:7400")], "not on this machine alone"),
+        (FEW, &[("listen", "[::]:7400")], "not on this machine alone"),
+        (FEW, &[("metrics", "127.0.0.1:7400")], "allowed is one of its own"),
+        (FEW, &[("name.x", "1")], "name is no table"),
+        (FEW, &[("tokens", "[{file = 'x'}]")], "has 0 tenants and all_tenants = false"),
+        (FEW, &[("tokens", "[{file = 'x', tenants = [1], all_tenants = true}]")], "all_tenants = true"),
+        (FEW, &[("fast_path", "/x"), ("tokens", "[{file = 'x', tenants = [1]}]")], "memory of all tenants"),
+    ];
+    for (text, overrides, words) in cases {
+        let found = read(text, overrides).map(|_| ()).unwrap_err();
+        assert!(found.contains(words), "{overrides:?}: {found}");
+    }
+    for fine in [&[("listen", "0.0.0.0:7400"), ("insecure", "true")], &[("listen", "[::1]:1"), ("insecure", "false")]] {
+        read(FEW, fine).unwrap();
+    }
+    read(FEW, &[("listen", "0.0.0.0:7400"), ("tokens", "[{file = 'x', tenants = [1]}]")]).unwrap();
+}
