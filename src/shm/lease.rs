@@ -57,7 +57,9 @@ impl Leases {
     /// Ends all leases of an object.
     pub fn forget(&mut self, object: u32) {
         let owners: Vec<LeaseOwner> = self.of(object).map(|((_, owner), _)| *owner).collect();
-        owners.into_iter().for_each(|owner| drop(self.end(object, owner)));
+        for owner in owners {
+            self.end(object, owner);
+        }
     }
 
     /// Whether an object is leased.
