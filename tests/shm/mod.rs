@@ -1,6 +1,8 @@
 //! What the tests of the shared-memory store have in common: files that go away, and values that can be told apart.
 #![allow(dead_code)]
 
+pub mod world;
+
 use mimo_cache::shm::{Begin, BootId, ChainKey, ObjectId, Prefault, PutMeta, Recovery, Store, StoreConfig, chunk_crcs};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU32, Ordering};
