@@ -1,40 +1,31 @@
-//! Copying with a checksum in the same pass: what is copied is still in the cache nearest to the core when its CRC32C is
-//! computed.
+//! Copying with a checksum in the same pass, into memory that is there and into vectors that grow.
 
-/// Bytes copied before their CRC is taken: half of a 32 KiB first-level cache.
-const BLOCK: usize = 16 << 10;
+use crate::shm::copy_quietly_append;
 
-/// Copies `source` into `target`, of the same length, and carries `crc` (0 at the start of a chunk) on over the bytes that
-/// arrived in `target`.
-pub fn copy_crc(target: &mut [u8], source: &[u8], mut crc: u32) -> u32 {
-    for (to, from) in target.chunks_mut(BLOCK).zip(source.chunks(BLOCK)) {
-        to.copy_from_slice(from);
-        crc = crc32c::crc32c_append(crc, to);
-    }
-    crc
-}
-
-/// Appends `source` to `target` and carries `crc` on over what was appended.
-pub fn append_crc(target: &mut Vec<u8>, source: &[u8], mut crc: u32) -> u32 {
+/// Appends `source` to `target` and carries `crc` on over it.
+pub fn append_crc(target: &mut Vec<u8>, source: &[u8], crc: u32) -> u32 {
     target.reserve(source.len());
-    for from in source.chunks(BLOCK) {
-        target.extend_from_slice(from);
-        crc = crc32c::crc32c_append(crc, &target[target.len() - from.len()..]);
+    let length = target.len();
+    // SAFETY: `reserve` made room behind `length`, which nothing else refers to, and the copy fills what `set_len` adds.
+    unsafe {
+        let crc = copy_quietly_append(crc, target.as_mut_ptr().add(length), source.as_ptr(), source.len());
+        target.set_len(length + source.len());
+        crc
     }
-    crc
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::shm::copy_crc32c_append;
 
     #[test]
     fn bytes_and_crc_arrive() {
         let source: Vec<u8> = (0..100_003u32).map(|i| (i.wrapping_mul(2_654_435_761) >> 24) as u8).collect();
-        for cut in [0, 1, 16 << 10, 50_000, source.len()] {
+        for cut in [0, 1, 7, 16 << 10, 50_000, source.len()] {
             let mut target = vec![0; source.len()];
-            let crc = copy_crc(&mut target[..cut], &source[..cut], 0);
-            let crc = copy_crc(&mut target[cut..], &source[cut..], crc);
+            let crc = copy_crc32c_append(0, &mut target[..cut], &source[..cut]);
+            let crc = copy_crc32c_append(crc, &mut target[cut..], &source[cut..]);
             assert_eq!(target, source);
             assert_eq!(crc, crc32c::crc32c(&source));
             let mut target = Vec::new();
@@ -42,6 +33,5 @@ mod tests {
             assert_eq!(append_crc(&mut target, &source[cut..], crc), crc32c::crc32c(&source));
             assert_eq!(target, source);
         }
-        assert_eq!(copy_crc(&mut [0; 9], b"123456789", 0), 0xe306_9283);
     }
 }

@@ -44,7 +44,7 @@ pub use chunks::{Buffers, Copied};
 pub use cluster::{Cluster, Route};
 pub use config::ClientConfig;
 pub use connect::{Connect, Connecting, Sockets};
-pub use copy::{append_crc, copy_crc};
+pub use copy::append_crc;
 pub use core::{Core, MakeTransport};
 pub use grpc::Io;
 pub use metrics::Metrics;

@@ -1,8 +1,9 @@
 //! What calls take and return.
 
-use super::copy::{append_crc, copy_crc};
+use super::copy::append_crc;
 use crate::rpc::ids::ChainKey;
 use crate::rpc::limits::{CHUNK_BYTES, MAX_VALUE_BYTES, PARTS};
+use crate::shm::copy_crc32c_append;
 use smallvec::SmallVec;
 use std::sync::Arc;
 
@@ -252,7 +253,7 @@ impl Fill {
             Destination::Segments(segments) => {
                 while let Some(segment) = segments.get_mut(self.segment) {
                     let n = bytes.len().min(segment.len() - self.offset);
-                    self.crc = copy_crc(&mut segment[self.offset..self.offset + n], &bytes[..n], self.crc);
+                    self.crc = copy_crc32c_append(self.crc, &mut segment[self.offset..self.offset + n], &bytes[..n]);
                     bytes = &bytes[n..];
                     self.offset += n;
                     if bytes.is_empty() {

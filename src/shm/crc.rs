@@ -28,9 +28,17 @@ pub fn chunk_crcs(value: &[u8]) -> Crcs {
 /// # Panics
 /// When the lengths differ.
 pub fn copy_crc32c(dst: &mut [u8], src: &[u8]) -> u32 {
+    copy_crc32c_append(0, dst, src)
+}
+
+/// Copies `src` to `dst` and returns the CRC32C of what came before, which is `crc`, and of it.
+///
+/// # Panics
+/// When the lengths differ.
+pub fn copy_crc32c_append(crc: u32, dst: &mut [u8], src: &[u8]) -> u32 {
     assert_eq!(dst.len(), src.len(), "source and destination of a copy");
     // SAFETY: both are valid for their length and cannot overlap.
-    unsafe { copy_quietly(dst.as_mut_ptr(), src.as_ptr(), src.len()) }
+    unsafe { copy_quietly_append(crc, dst.as_mut_ptr(), src.as_ptr(), src.len()) }
 }
 
 /// Copies a value and compares each chunk with its CRC32C. False when one differs or there is not one for each chunk;
@@ -62,17 +70,26 @@ pub(super) unsafe fn copy_verified_quietly(dst: *mut u8, src: *const u8, len: us
 /// `src` is valid for reads and `dst` for writes of `len` bytes, and they do not overlap. Another process may write to
 /// `src` meanwhile; then the bytes are any mixture.
 pub(super) unsafe fn copy_quietly(dst: *mut u8, src: *const u8, len: usize) -> u32 {
+    // SAFETY: the caller's promise.
+    unsafe { copy_quietly_append(0, dst, src, len) }
+}
+
+/// Copies and returns the CRC32C of what came before, which is `crc`, and of the bytes it stored.
+///
+/// # Safety
+/// As for [`copy_quietly`].
+pub(crate) unsafe fn copy_quietly_append(crc: u32, dst: *mut u8, src: *const u8, len: usize) -> u32 {
     #[cfg(target_arch = "x86_64")]
     if std::is_x86_feature_detected!("sse4.2") && std::is_x86_feature_detected!("avx2") {
         // SAFETY: the processor has the instructions; the rest is the caller's promise.
-        return unsafe { x86::copy(dst, src, len) };
+        return unsafe { x86::copy(crc, dst, src, len) };
     }
     // SAFETY: the caller's promise.
     let copied = unsafe {
         std::ptr::copy_nonoverlapping(src, dst, len);
         std::slice::from_raw_parts(dst, len)
     };
-    crc32c(copied)
+    crc32c_append(crc, copied)
 }
 
 /// `MAP[k][b]`: what byte `b` at place `k` of a CRC register becomes when `zeros` zero bytes follow.
@@ -147,8 +164,8 @@ mod x86 {
     /// # Safety
     /// As for `copy_quietly`; the processor has SSE 4.2 and AVX2.
     #[target_feature(enable = "sse4.2,avx2")]
-    pub(super) unsafe fn copy(dst: *mut u8, src: *const u8, len: usize) -> u32 {
-        let mut crc = !0u32;
+    pub(super) unsafe fn copy(before: u32, dst: *mut u8, src: *const u8, len: usize) -> u32 {
+        let mut crc = !before;
         let mut at = 0;
         // SAFETY: `at` and what is done from there on stay within `len`.
         unsafe {

@@ -40,7 +40,8 @@ mod superblock;
 mod values;
 
 pub use config::{BootId, Prefault, Probe, Recovery, StoreConfig};
-pub use crc::{chunk_crcs, copy_crc32c, copy_verified, crc32c, crc32c_append};
+pub(crate) use crc::copy_quietly_append;
+pub use crc::{chunk_crcs, copy_crc32c, copy_crc32c_append, copy_verified, crc32c, crc32c_append};
 pub use error::ShmError;
 pub use object::{
     CHUNK_BYTES, ChainKey, MAX_PARTS, MAX_VALUE_BYTES, ObjectId, ObjectMeta, PutMeta, SharedRef, chunks_of,

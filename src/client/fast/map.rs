@@ -2,6 +2,7 @@
 
 use crate::client::types::Destination;
 use crate::rpc::limits::CHUNK_BYTES;
+use crate::shm::copy_quietly_append;
 use std::fs::File;
 use std::io;
 use std::os::fd::AsRawFd;
@@ -27,9 +28,6 @@ pub struct Mapping {
 unsafe impl Send for Mapping {}
 // SAFETY: as above.
 unsafe impl Sync for Mapping {}
-
-/// Bytes copied before their CRC is taken; see `copy.rs`.
-const BLOCK: usize = 16 << 10;
 
 impl Mapping {
     /// Which file a descriptor is.
@@ -104,12 +102,11 @@ impl Mapping {
                     (segments, used) = (others, 0);
                     continue;
                 }
-                let n = (to - at).min(segment.len() - used).min(BLOCK);
+                let n = (to - at).min(segment.len() - used);
                 let target = &mut segment[used..used + n];
                 // SAFETY: the source lies within the mapping, as asserted, and no reference to it is made: the node may be
                 // writing there, and what is copied then is thrown away. The target is ours alone.
-                unsafe { std::ptr::copy_nonoverlapping(self.base.add(offset as usize + at), target.as_mut_ptr(), n) };
-                crc = crc32c::crc32c_append(crc, target);
+                crc = unsafe { copy_quietly_append(crc, target.as_mut_ptr(), self.base.add(offset as usize + at), n) };
                 (at, used) = (at + n, used + n);
             }
             crcs.push(crc);
