@@ -167,7 +167,7 @@ pub fn machine() -> Option<Vec<u8>> {
 /// Positions of a call's arguments, by the node that is asked for them; each node's in the order of the call.
 pub struct Groups<'c> {
     nodes: Vec<(&'c Arc<Node>, Vec<(usize, u32)>)>,
-    index: HashMap<*const Node, usize>,
+    index: HashMap<usize, usize>,
 }
 
 impl<'c> Groups<'c> {
@@ -178,7 +178,7 @@ impl<'c> Groups<'c> {
 
     /// Adds a position with its bucket.
     pub fn add(&mut self, node: &'c Arc<Node>, position: usize, bucket: u32) {
-        let at = *self.index.entry(Arc::as_ptr(node)).or_insert_with(|| {
+        let at = *self.index.entry(Arc::as_ptr(node) as usize).or_insert_with(|| {
             self.nodes.push((node, Vec::new()));
             self.nodes.len() - 1
         });

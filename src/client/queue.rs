@@ -25,7 +25,7 @@ const TAKEN: usize = 256;
 pub struct Queue {
     shared: Arc<Shared>,
     buffers: Buffers,
-    nodes: Mutex<HashMap<*const (), (Weak<Node>, mpsc::UnboundedSender<Waiting>)>>,
+    nodes: Mutex<HashMap<usize, (Weak<Node>, mpsc::UnboundedSender<Waiting>)>>,
 }
 
 struct Shared {
@@ -102,7 +102,7 @@ impl Queue {
     fn sender(&self, node: &Arc<Node>) -> mpsc::UnboundedSender<Waiting> {
         let mut nodes = self.nodes.lock().unwrap_or_else(|e| e.into_inner());
         nodes.retain(|_, (node, _)| node.strong_count() > 0);
-        let made = nodes.entry(Arc::as_ptr(node).cast()).or_insert_with(|| {
+        let made = nodes.entry(Arc::as_ptr(node) as usize).or_insert_with(|| {
             let (sender, receiver) = mpsc::unbounded_channel();
             tokio::spawn(drain(Arc::downgrade(node), receiver, self.shared.clone()));
             (Arc::downgrade(node), sender)

@@ -134,7 +134,9 @@ async fn ready(stream: &UnixStream, interest: Interest) -> io::Result<()> {
     if unsafe { libc::poll(&mut poll, 1, EAGER_MS) } > 0 {
         return Ok(());
     }
-    let watched = AsyncFd::with_interest(Watched(stream.as_raw_fd()), interest)?;
+    // SAFETY: the stream is borrowed for as long as it is registered, and so stays open under this number.
+    let watched = unsafe { AsyncFd::register_with_interest(Watched(stream.as_raw_fd()), interest) };
+    let watched = watched.map_err(|e| e.into_parts().1)?;
     watched.ready(interest).await.map(|_| ())
 }
 

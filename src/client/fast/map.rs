@@ -83,26 +83,22 @@ impl Mapping {
             value.clear();
             value.resize(length as usize, 0);
         }
-        let mut crcs = Vec::with_capacity((length as usize).div_ceil(CHUNK_BYTES));
-        let mut segments: &mut [&mut [u8]] = match into {
-            Destination::Grow(value) => &mut [&mut value[..]],
-            Destination::Segments(segments) => &mut segments[..],
-        };
-        let mut at = 0;
-        let mut used = 0;
-        for (from, to) in (0..length as usize).step_by(CHUNK_BYTES).map(|c| (c, (c + CHUNK_BYTES).min(length as usize))) {
+        let length = length as usize;
+        let mut crcs = Vec::with_capacity(length.div_ceil(CHUNK_BYTES));
+        let (mut at, mut index, mut used) = (0, 0, 0);
+        while at < length {
             if !proceed() {
                 return None;
             }
+            let end = (at + CHUNK_BYTES).min(length);
             let mut crc = 0;
-            at = at.max(from);
-            while at < to {
-                let (segment, others) = segments.split_first_mut()?;
+            while at < end {
+                let segment = into.segment(index)?;
                 if used == segment.len() {
-                    (segments, used) = (others, 0);
+                    (index, used) = (index + 1, 0);
                     continue;
                 }
-                let n = (to - at).min(segment.len() - used);
+                let n = (end - at).min(segment.len() - used);
                 let target = &mut segment[used..used + n];
                 // SAFETY: the source lies within the mapping, as asserted, and no reference to it is made: the node may be
                 // writing there, and what is copied then is thrown away. The target is ours alone.
