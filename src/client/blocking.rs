@@ -75,7 +75,11 @@ impl Client {
         }
         match &self.runtime {
             Some(runtime) if self.is_of_this_process() => Ok(runtime.block_on(future)),
-            _ => Err(Error::invalid("process of the call", std::process::id(), format!("{}, which made it", self.process))),
+            _ => Err(Error::invalid(
+                "process of the call",
+                std::process::id(),
+                format!("{}, which made it", self.process),
+            )),
         }
     }
 

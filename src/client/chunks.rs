@@ -103,7 +103,8 @@ mod tests {
 
     #[test]
     fn segments_become_chunks() {
-        let whole: Vec<u8> = (0..(2 * CHUNK_BYTES + 777) as u32).map(|i| (i.wrapping_mul(0x9e37_79b1) >> 24) as u8).collect();
+        let whole: Vec<u8> =
+            (0..(2 * CHUNK_BYTES + 777) as u32).map(|i| (i.wrapping_mul(0x9e37_79b1) >> 24) as u8).collect();
         let id = ObjectId { key: [1; 32], part: 0, extent: [1; 32] };
         let cuts = [0, 0, 5, CHUNK_BYTES, CHUNK_BYTES + 1, whole.len(), whole.len()];
         let data = cuts.windows(2).map(|c| &whole[c[0]..c[1]]).collect();

@@ -38,7 +38,8 @@ impl Cluster {
     pub fn next(&self, list: &NodeList, make: impl Fn(&Member) -> Arc<Node>) -> Result<Cluster> {
         let ring = self.ring.change(&list.nodes())?;
         let node = |member: &Member| {
-            let known = self.nodes.iter().find(|n| n.member.name == member.name && n.member.addresses == member.addresses);
+            let known =
+                self.nodes.iter().find(|n| n.member.name == member.name && n.member.addresses == member.addresses);
             known.cloned().unwrap_or_else(|| make(member))
         };
         let nodes: Vec<Arc<Node>> = list.members().iter().map(node).collect();

@@ -79,7 +79,11 @@ impl ClientConfig {
         if !self.buckets.is_power_of_two() || self.buckets > MAX_BUCKETS {
             return Err(Error::invalid("buckets", self.buckets, format!("a power of two up to {MAX_BUCKETS}")));
         }
-        if self.token.as_ref().is_some_and(|t| t.is_empty() || t.len() > 4096 || !t.bytes().all(|b| b.is_ascii_graphic())) {
+        if self
+            .token
+            .as_ref()
+            .is_some_and(|t| t.is_empty() || t.len() > 4096 || !t.bytes().all(|b| b.is_ascii_graphic()))
+        {
             return Err(Error::invalid("token", "not shown", "1 to 4096 visible ASCII characters"));
         }
         if self.name.len() > crate::rpc::limits::MAX_CLIENT_BYTES {
@@ -90,7 +94,11 @@ impl ClientConfig {
                 return Err(Error::invalid(what, format!("{} s", value.as_secs_f64()), "above 0 and up to an hour"));
             }
         }
-        let counts = [("connections", self.connections, 64), ("slice_objects", self.slice_objects, 8192), ("threads", self.threads, 64)];
+        let counts = [
+            ("connections", self.connections, 64),
+            ("slice_objects", self.slice_objects, 8192),
+            ("threads", self.threads, 64),
+        ];
         for (what, value, most) in counts {
             if !(1..=most).contains(&value) {
                 return Err(Error::invalid(what, value, format!("1 to {most}")));

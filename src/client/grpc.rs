@@ -133,7 +133,13 @@ impl Connection {
         }
         let (response, body) = send.send_request(request, false).map_err(|e| self.failed(e))?;
         self.calls.fetch_add(1, Ordering::Relaxed);
-        Ok(Stream { connection: self.clone(), response: Some(response), send: body, receive: None, held: BytesMut::new() })
+        Ok(Stream {
+            connection: self.clone(),
+            response: Some(response),
+            send: body,
+            receive: None,
+            held: BytesMut::new(),
+        })
     }
 
     /// One request and one answer.
@@ -146,7 +152,8 @@ impl Connection {
         let mut stream = self.begin(method, deadline).await?;
         stream.send_now(framed(request), true)?;
         let message = stream.message().await?.ok_or_else(|| CallError::Breach("an answer without a message".into()))?;
-        let reply = Rep::decode(message).map_err(|e| CallError::Breach(format!("an answer that cannot be read: {e}")))?;
+        let reply =
+            Rep::decode(message).map_err(|e| CallError::Breach(format!("an answer that cannot be read: {e}")))?;
         match stream.message().await? {
             None => Ok(reply),
             Some(_) => Err(CallError::Breach("a second answer".into())),
@@ -247,7 +254,9 @@ impl Stream {
                         self.held.extend_from_slice(&bytes);
                         return Poll::Ready(Ok(None));
                     }
-                    Poll::Ready(Ok(None)) if self.held.is_empty() => return Poll::Ready(Ok(Some(Event::Message(None)))),
+                    Poll::Ready(Ok(None)) if self.held.is_empty() => {
+                        return Poll::Ready(Ok(Some(Event::Message(None))));
+                    }
                     Poll::Ready(Ok(None)) => {
                         return Poll::Ready(Err(CallError::Breach("the answer ends within a message".into())));
                     }

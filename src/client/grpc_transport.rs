@@ -62,7 +62,14 @@ impl Grpc {
     }
 
     /// Whether a failed call is made once more. Never after its deadline.
-    fn repeats(&self, on: &Connection, error: &CallError, idempotent: bool, tries: &mut usize, deadline: Instant) -> bool {
+    fn repeats(
+        &self,
+        on: &Connection,
+        error: &CallError,
+        idempotent: bool,
+        tries: &mut usize,
+        deadline: Instant,
+    ) -> bool {
         *tries -= 1;
         if matches!(error, CallError::Broken(_) | CallError::NotTaken(_) | CallError::Breach(_)) {
             on.retire();

@@ -31,10 +31,10 @@ mod ramp;
 mod reads;
 mod receive;
 mod reply;
-mod transport;
-mod types;
 #[cfg(test)]
 mod tests;
+mod transport;
+mod types;
 mod writes;
 
 pub use blocking::{Client, FILE_INTERVAL};

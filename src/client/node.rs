@@ -182,7 +182,9 @@ impl Node {
         let node = self.clone();
         tokio::spawn(async move {
             let call = Call { tenant: node.config.tenant, deadline: Instant::now() + node.config.connect_deadline };
-            let Ok(Ok(stats)) = tokio::time::timeout_at(call.deadline, node.transport.stats(call)).await else { return };
+            let Ok(Ok(stats)) = tokio::time::timeout_at(call.deadline, node.transport.stats(call)).await else {
+                return;
+            };
             let (used, capacity) = stats.tiers.iter().fold((0u64, 0u64), |(used, capacity), tier| {
                 (used.saturating_add(tier.used_bytes), capacity.saturating_add(tier.capacity_bytes))
             });

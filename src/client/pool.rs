@@ -113,7 +113,8 @@ impl Pool {
     async fn open(&self) -> Result<Arc<Connection>, CallError> {
         let late = || CallError::Connect(format!("no answer within {} ms", self.config.connect_deadline.as_millis()));
         let deadline = Instant::now() + self.config.connect_deadline;
-        let opened = tokio::time::timeout_at(deadline, self.try_addresses(deadline)).await.unwrap_or_else(|_| Err(late()));
+        let opened =
+            tokio::time::timeout_at(deadline, self.try_addresses(deadline)).await.unwrap_or_else(|_| Err(late()));
         match opened {
             Ok((connection, greeting)) => {
                 Metrics::add(&self.metrics.connects, 1);
@@ -149,7 +150,11 @@ impl Pool {
         Err(last)
     }
 
-    async fn try_address(&self, address: &Address, deadline: Instant) -> Result<(Arc<Connection>, Greeting), CallError> {
+    async fn try_address(
+        &self,
+        address: &Address,
+        deadline: Instant,
+    ) -> Result<(Arc<Connection>, Greeting), CallError> {
         let io = self.connect.connect(address).await.map_err(|e| CallError::Connect(format!("{address}: {e}")))?;
         let authority = match address {
             Address::Tcp(at) => at.clone(),

@@ -172,7 +172,9 @@ impl<'p, 'b, 'a> PutStream<'p, 'b, 'a> {
             (Answered::No | Answered::Wanted, PutOutcome::Present) => Stored::Present,
             (Answered::No | Answered::Wanted, PutOutcome::Busy) => Stored::Busy,
             (Answered::No | Answered::Wanted, PutOutcome::NoRoom) => Stored::NoRoom,
-            (_, outcome) => return Err(CallError::Breach(format!("answer {outcome:?} to offer {index}, which is {state:?}"))),
+            (_, outcome) => {
+                return Err(CallError::Breach(format!("answer {outcome:?} to offer {index}, which is {state:?}")));
+            }
         };
         if state == Answered::No {
             self.unanswered -= 1;

@@ -48,7 +48,8 @@ impl Ramp {
             return WHOLE as u32;
         }
         let first = u64::from(self.config.first).min(WHOLE);
-        (first + u64::try_from(u128::from(WHOLE - first) * u128::from(passed) / u128::from(length)).unwrap_or(WHOLE)) as u32
+        (first + u64::try_from(u128::from(WHOLE - first) * u128::from(passed) / u128::from(length)).unwrap_or(WHOLE))
+            as u32
     }
 
     /// Whether a bucket takes part at a share.

@@ -23,8 +23,12 @@ impl Core {
     /// before. `lease_ms` keeps what is reported, within the nodes' limits.
     pub async fn exists(&self, runs: &[KeyRun<'_>], want: u64, lease_ms: u32, deadline: Instant) -> Presence {
         let keys = runs.iter().map(|r| r.keys.len()).sum();
-        let mut presence =
-            Presence { masks: vec![0; keys], leased: vec![0; runs.len()], unanswered: vec![None; runs.len()], refused: None };
+        let mut presence = Presence {
+            masks: vec![0; keys],
+            leased: vec![0; runs.len()],
+            unanswered: vec![None; runs.len()],
+            refused: None,
+        };
         let cluster = self.cluster();
         let mut starts = Vec::with_capacity(runs.len());
         let mut start = 0;
@@ -124,10 +128,11 @@ impl Core {
         });
         let call = Call { tenant: self.config.tenant, deadline };
         let pending = node.transport.exists(call, lease_ms, requests.collect());
-        let answer = node.call(count as u64, deadline, false, pending).await.and_then(|reply| match reply.masks.len() {
-            n if n == count => Ok(reply),
-            n => Err(super::CallError::Breach(format!("{n} masks for {count} keys"))),
-        });
+        let answer =
+            node.call(count as u64, deadline, false, pending).await.and_then(|reply| match reply.masks.len() {
+                n if n == count => Ok(reply),
+                n => Err(super::CallError::Breach(format!("{n} masks for {count} keys"))),
+            });
         (node, part, answer)
     }
 
@@ -149,7 +154,8 @@ impl Core {
         self.get_round(items, first, deadline).await;
         let mut second = Groups::new();
         for (i, item) in items.iter().enumerate() {
-            let missed = matches!(item.got, Got::Miss(miss) if !matches!(miss, Miss::Damaged | Miss::Ramp | Miss::NoNode));
+            let missed =
+                matches!(item.got, Got::Miss(miss) if !matches!(miss, Miss::Damaged | Miss::Ramp | Miss::NoNode));
             let route = cluster.route(&item.id.extent);
             if let (true, Some(before), false) = (missed, route.before, route.held_back || route.now.is_none()) {
                 second.add(before, i, route.bucket);

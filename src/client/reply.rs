@@ -125,7 +125,8 @@ impl ReplyParser {
     }
 
     fn whole(&mut self, pieces: &mut impl Pieces) -> Result<(), Breach> {
-        let reply = GetReply::decode(self.held.as_slice()).map_err(|e| format!("a message that is no GetReply: {e}"))?;
+        let reply =
+            GetReply::decode(self.held.as_slice()).map_err(|e| format!("a message that is no GetReply: {e}"))?;
         self.held.clear();
         self.state = State::Prefix;
         if let Some(piece) = reply.piece {

@@ -36,7 +36,8 @@ impl FromStr for Address {
         let (host, port) = text.rsplit_once(':').ok_or_else(refuse)?;
         let bare = !host.contains([':', '[', ']', '/']);
         let bracketed = host.strip_prefix('[').and_then(|h| h.strip_suffix(']'));
-        let host_fits = !host.is_empty() && (bare || bracketed.is_some_and(|h| h.parse::<std::net::Ipv6Addr>().is_ok()));
+        let host_fits =
+            !host.is_empty() && (bare || bracketed.is_some_and(|h| h.parse::<std::net::Ipv6Addr>().is_ok()));
         match port.parse::<u16>() {
             Ok(1..) if host_fits => Ok(Address::Tcp(text.to_string())),
             _ => Err(refuse()),
@@ -149,7 +150,20 @@ mod tests {
         for good in ["localhost:1", "10.0.0.1:65535", "[::1]:7070", "unix:/run/gcache.sock"] {
             assert_eq!(good.parse::<Address>().unwrap().to_string(), good);
         }
-        for bad in ["", "host", "host:", ":1", "host:0", "host:65536", "::1:7070", "[::1:7070", "[x]:1", "unix:run", "a b:1", "a/b:1"] {
+        for bad in [
+            "",
+            "host",
+            "host:",
+            ":1",
+            "host:0",
+            "host:65536",
+            "::1:7070",
+            "[::1:7070",
+            "[x]:1",
+            "unix:run",
+            "a b:1",
+            "a/b:1",
+        ] {
             let error = bad.parse::<Address>().unwrap_err().to_string();
             assert!(error.contains("allowed is host:port"), "{bad}: {error}");
         }
@@ -170,11 +184,8 @@ mod tests {
 
     #[test]
     fn lists_are_sorted_and_checked() {
-        let member = |name: &str, weight| Member {
-            name: name.into(),
-            weight,
-            addresses: vec!["localhost:1".parse().unwrap()],
-        };
+        let member =
+            |name: &str, weight| Member { name: name.into(), weight, addresses: vec!["localhost:1".parse().unwrap()] };
         let list = NodeList::new(3, vec![member("b", 1), member("a", 2)]).unwrap();
         assert_eq!((list.epoch(), list.members()[0].name.as_str()), (3, "a"));
         assert!(NodeList::new(1, vec![]).unwrap().members().is_empty());

@@ -31,7 +31,8 @@ pub(super) fn id(value: &Bound<'_, PyAny>) -> PyResult<ObjectId> {
         return Err(bad());
     }
     let part = int(&parts.get_item(1)?, "part", 0, u64::from(crate::rpc::limits::PARTS) - 1)? as u8;
-    let (own, extent) = (key(&parts.get_item(0)?, "key of an object")?, key(&parts.get_item(2)?, "extent of an object")?);
+    let (own, extent) =
+        (key(&parts.get_item(0)?, "key of an object")?, key(&parts.get_item(2)?, "extent of an object")?);
     Ok(ObjectId { key: own, part, extent })
 }
 

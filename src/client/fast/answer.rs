@@ -31,7 +31,9 @@ pub fn read(body: &[u8], asked: usize, file_bytes: u64) -> Result<Vec<Answer>, B
         let own = crcs.get(first..).and_then(|rest| rest.get(..count));
         match own.filter(|own| own.len() == (found.len as usize).div_ceil(CHUNK_BYTES)) {
             Some(own) => Ok((found, own.iter().map(|crc| u32::from_le_bytes(*crc)).collect())),
-            None => Err(format!("object {i}: {count} CRCs from {first} on, of {}, for {} bytes", crcs.len(), found.len)),
+            None => {
+                Err(format!("object {i}: {count} CRCs from {first} on, of {}, for {} bytes", crcs.len(), found.len))
+            }
         }
     };
     entries.iter().enumerate().map(read).collect()
@@ -57,7 +59,17 @@ mod tests {
 
     fn hit(len: u64) -> Found {
         let crcs = ((len as usize).div_ceil(CHUNK_BYTES) as u32, 0);
-        Found { outcome: Outcome::Hit, layout: 1, offset: 4096, len, header_at: 8, header_word: 2, span_at: 16, span_word: 3, crcs }
+        Found {
+            outcome: Outcome::Hit,
+            layout: 1,
+            offset: 4096,
+            len,
+            header_at: 8,
+            header_word: 2,
+            span_at: 16,
+            span_word: 3,
+            crcs,
+        }
     }
 
     fn body(found: &[Found], crcs: &[u32]) -> Vec<u8> {

@@ -46,9 +46,8 @@ impl Mapping {
     pub fn new(file: &File, id: FileId) -> io::Result<Mapping> {
         let size = usize::try_from(id.bytes).map_err(io::Error::other)?;
         // SAFETY: a new mapping of a live descriptor, at a place of the system's choice.
-        let base = unsafe {
-            libc::mmap(std::ptr::null_mut(), size, libc::PROT_READ, libc::MAP_SHARED, file.as_raw_fd(), 0)
-        };
+        let base =
+            unsafe { libc::mmap(std::ptr::null_mut(), size, libc::PROT_READ, libc::MAP_SHARED, file.as_raw_fd(), 0) };
         if base == libc::MAP_FAILED {
             return Err(io::Error::last_os_error());
         }

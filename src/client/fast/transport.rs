@@ -1,8 +1,8 @@
 //! Reads over the same-host path where there is one, everything else over gRPC.
 
+use super::answer;
 use super::link::Link;
 use super::map::Mapping;
-use super::answer;
 use crate::client::call::{Call, CallError};
 use crate::client::grpc_transport::Grpc;
 use crate::client::transport::{GetBatch, NodeInfo, Pending, PutBatch, Transport};

@@ -161,7 +161,8 @@ proptest! {
 
 #[test]
 fn waits_double_up_to_the_longest() {
-    let mut breaker = Breaker::new(BreakerConfig { first_wait_ms: 100, longest_wait_ms: 1000, ..BreakerConfig::default() });
+    let mut breaker =
+        Breaker::new(BreakerConfig { first_wait_ms: 100, longest_wait_ms: 1000, ..BreakerConfig::default() });
     let call = breaker.admit().unwrap();
     breaker.settle(call, Verdict::Failure, 0);
     let mut now = 0;

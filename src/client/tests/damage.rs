@@ -1,7 +1,7 @@
 //! The client on gRPC against nodes and ways that cut, stall, flip, truncate and lie: never a wrong byte, never later than
 //! the deadline, and the other node is not held up.
 
-use super::fake_node::{Fault, FakeNode, owned_by, pipes};
+use super::fake_node::{FakeNode, Fault, owned_by, pipes};
 use super::fake_transport::config;
 use super::{id, value};
 use crate::client::*;
@@ -70,7 +70,8 @@ async fn values_come_whole_and_once() {
     assert!(nodes.values().all(|n| n.count("connection") == 1));
     // Too small a destination says how much would fit, and does not disturb the others.
     let mut small = [0; 10];
-    let mut gets = [GetItem::new(id(numbers[1]), &mut small[..]), GetItem::new(id(numbers[2]), Destination::Grow(vec![1]))];
+    let mut gets =
+        [GetItem::new(id(numbers[1]), &mut small[..]), GetItem::new(id(numbers[2]), Destination::Grow(vec![1]))];
     core.get(&mut gets, core.deadline(None)).await.unwrap();
     let wanted = value(numbers[2], length(numbers[2]));
     assert!(matches!(&gets[1].into, Destination::Grow(v) if *v == wanted));
@@ -99,9 +100,15 @@ async fn faults_of_one_node_cost_one_deadline_and_none_of_the_others_values() {
         let (nodes, core, numbers) = cluster(10);
         *nodes["a"].fault.lock().unwrap() = fault;
         let (got, took) = get(&core, &numbers).await;
-        let (sick, well): (Vec<_>, Vec<_>) = got.iter().zip(&numbers).partition(|(_, n)| nodes["a"].values.lock().unwrap().contains_key(&(id(**n).key, id(**n).part)));
+        let (sick, well): (Vec<_>, Vec<_>) = got
+            .iter()
+            .zip(&numbers)
+            .partition(|(_, n)| nodes["a"].values.lock().unwrap().contains_key(&(id(**n).key, id(**n).part)));
         assert!(well.iter().all(|(g, _)| g.is_hit()), "{fault:?}: {well:?}");
-        assert!(sick.iter().any(|(g, _)| matches!(g, Got::Miss(Miss::Late | Miss::Unreachable))), "{fault:?}: {sick:?}");
+        assert!(
+            sick.iter().any(|(g, _)| matches!(g, Got::Miss(Miss::Late | Miss::Unreachable))),
+            "{fault:?}: {sick:?}"
+        );
         assert!(took <= SECOND);
         // Left alone now.
         let (again, took) = get(&core, &numbers).await;
@@ -142,7 +149,10 @@ async fn a_refusal_is_told_and_does_not_blame_the_node() {
     for code in [3, 7, 9, 11, 12, 16] {
         *nodes["a"].fault.lock().unwrap() = Fault::Status(code);
         let (got, _) = get(&core, &numbers).await;
-        let told = got.iter().filter(|g| matches!(g, Got::Failed(r) if (r.code, &*r.sentence) == (code, "a \"sentence\""))).count();
+        let told = got
+            .iter()
+            .filter(|g| matches!(g, Got::Failed(r) if (r.code, &*r.sentence) == (code, "a \"sentence\"")))
+            .count();
         assert_eq!((told, hits(&got)), (2, 2), "{code}: {got:?}");
     }
     assert!(core.cluster().nodes().iter().all(|n| n.breaker() == BreakerState::Closed));
@@ -150,7 +160,8 @@ async fn a_refusal_is_told_and_does_not_blame_the_node() {
     let (nodes, core, numbers) = cluster(2);
     *nodes["a"].fault.lock().unwrap() = Fault::Impostor;
     let (got, _) = get(&core, &numbers).await;
-    let told = got.iter().filter(|g| matches!(g, Got::Failed(r) if r.sentence.contains("calls itself \"else\""))).count();
+    let told =
+        got.iter().filter(|g| matches!(g, Got::Failed(r) if r.sentence.contains("calls itself \"else\""))).count();
     assert_eq!((told, hits(&got)), (2, 2), "{got:?}");
 }
 

@@ -68,11 +68,13 @@ async fn a_slow_node_is_as_a_hung_one() {
     let (cluster, numbers) = cluster(config());
     cluster.nodes["c"].set(Mood::Slow(2 * SECOND));
     assert_eq!(get(&cluster, &numbers, SECOND).await.0[2], Got::Miss(Miss::Late));
-    assert_eq!(get(&cluster, &numbers, SECOND).await, (vec![
-        Got::Hit { length: 1000, layout: 0 },
-        Got::Hit { length: 1000, layout: 0 },
-        Got::Miss(Miss::Refused),
-    ], Duration::ZERO));
+    assert_eq!(
+        get(&cluster, &numbers, SECOND).await,
+        (
+            vec![Got::Hit { length: 1000, layout: 0 }, Got::Hit { length: 1000, layout: 0 }, Got::Miss(Miss::Refused),],
+            Duration::ZERO
+        )
+    );
 }
 
 #[tokio::test(start_paused = true)]

@@ -178,7 +178,11 @@ impl FakeNode {
         }
     }
 
-    async fn call(&self, request: http::Request<RecvStream>, mut respond: SendResponse<Body>) -> std::result::Result<(), h2::Error> {
+    async fn call(
+        &self,
+        request: http::Request<RecvStream>,
+        mut respond: SendResponse<Body>,
+    ) -> std::result::Result<(), h2::Error> {
         let method = request.uri().path().rsplit('/').next().unwrap_or_default().to_string();
         self.saw(&method);
         let fault = *self.fault.lock().unwrap();
@@ -200,7 +204,12 @@ impl FakeNode {
         out.send_trailers(trailers)
     }
 
-    async fn answer(&self, method: &str, mut body: RecvStream, out: &mut SendStream<Body>) -> std::result::Result<(), h2::Error> {
+    async fn answer(
+        &self,
+        method: &str,
+        mut body: RecvStream,
+        out: &mut SendStream<Body>,
+    ) -> std::result::Result<(), h2::Error> {
         let mut held = BytesMut::new();
         if method == "Put" {
             return self.put(body, out).await;
@@ -209,9 +218,16 @@ impl FakeNode {
         let mut reply = BytesMut::new();
         match method {
             "Hello" => {
-                let name = if *self.fault.lock().unwrap() == Fault::Impostor { "else".into() } else { self.name.clone() };
+                let name =
+                    if *self.fault.lock().unwrap() == Fault::Impostor { "else".into() } else { self.name.clone() };
                 let limits = v1::Limits { keys: 1000, objects: 100, value_bytes: 1 << 27, ..v1::Limits::default() };
-                let hello = v1::HelloReply { version: 1, node: name, limits: Some(limits), start_id: 1, ..v1::HelloReply::default() };
+                let hello = v1::HelloReply {
+                    version: 1,
+                    node: name,
+                    limits: Some(limits),
+                    start_id: 1,
+                    ..v1::HelloReply::default()
+                };
                 put_message(&mut reply, &hello);
             }
             "Get" => {
@@ -293,7 +309,11 @@ impl FakeNode {
                 value.extend_from_slice(&piece.data);
                 if value.len() as u64 == offer.length {
                     let id = crate::rpc::ids::object(&offer.id).expect("the client's id");
-                    let outcome = if *self.fault.lock().unwrap() == Fault::Damage { PutOutcome::Corrupt } else { PutOutcome::Stored };
+                    let outcome = if *self.fault.lock().unwrap() == Fault::Damage {
+                        PutOutcome::Corrupt
+                    } else {
+                        PutOutcome::Stored
+                    };
                     self.values.lock().unwrap().insert(id, std::mem::take(value));
                     answers.push(v1::Answer { index: piece.index, outcome: outcome as i32 });
                 }

@@ -93,7 +93,8 @@ async fn exists_puts_masks_where_their_keys_are() {
     let core = &cluster.core;
     // Runs of different lengths, one of them longer than a node takes in one call.
     let lengths = [1usize, 7, 0, 2500, 64];
-    let keys: Vec<Vec<[u8; 32]>> = lengths.iter().zip(1u64..).map(|(&n, r)| (0..n as u64).map(|i| key(r << 32 | i)).collect()).collect();
+    let keys: Vec<Vec<[u8; 32]>> =
+        lengths.iter().zip(1u64..).map(|(&n, r)| (0..n as u64).map(|i| key(r << 32 | i)).collect()).collect();
     let runs: Vec<KeyRun> = keys.iter().zip(0..).map(|(keys, r)| KeyRun { extent: key(r), keys }).collect();
     for (keys, r) in keys.iter().zip(0u64..) {
         for (k, i) in keys.iter().zip(0usize..).filter(|(_, i)| i % 3 == 0) {

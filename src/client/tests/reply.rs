@@ -4,8 +4,8 @@ use crate::client::{Breach, Pieces, ReplyParser};
 use crate::rpc::frame::{Carrier, PieceHead, put_head, put_message};
 use crate::rpc::v1::{GetReply, Miss, MissReason, Piece};
 use bytes::{Bytes, BytesMut};
-use prost::Message;
 use proptest::prelude::*;
+use prost::Message;
 
 /// What was understood.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -45,9 +45,8 @@ impl Pieces for Listener {
 
 fn piece() -> impl Strategy<Value = Piece> {
     let data = prop_oneof![Just(0usize), 1usize..200, Just(5000)].prop_map(|n| Bytes::from(vec![0xa5; n]));
-    (any::<u32>(), any::<u64>(), any::<u32>(), any::<u64>(), any::<Option<u32>>(), data).prop_map(
-        |(index, length, layout, offset, crc32c, data)| Piece { index, length, layout, offset, crc32c, data },
-    )
+    (any::<u32>(), any::<u64>(), any::<u32>(), any::<u64>(), any::<Option<u32>>(), data)
+        .prop_map(|(index, length, layout, offset, crc32c, data)| Piece { index, length, layout, offset, crc32c, data })
 }
 
 fn reply() -> impl Strategy<Value = GetReply> {
