@@ -13,8 +13,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from gcache_nodes import RunningNode, key_of, nodes, object_of, value_of
 
+from gcache_nodes import RunningNode, key_of, nodes, object_of, value_of
 from mimo_cache import GCacheClient, InvalidArgument, gcache
 from mimo_cache.gcache import Deleted, GetStatus, Node, ObjectId, PutItem, PutStatus, Refused, Verified
 
@@ -63,15 +63,19 @@ def test_values_come_back_into_memory_of_any_kind(cluster: list[RunningNode], wa
         assert client.put([(i, v) for i, v in zip(ids, values, strict=True)]) == [PutStatus.PRESENT] * 5
         # Its own memory.
         for result, value in zip(client.get(ids), values, strict=True):
-            assert result.hit and result.length == len(value) and result.data == value
+            assert result.hit
+            assert result.length == len(value)
+            assert result.data == value
         # bytearray, numpy of several types, torch of a type that numpy does not have, and pieces here and there.
         tensor = torch.zeros(MIB // 2, dtype=torch.bfloat16)
         spread = [np.zeros(MIB, np.uint8), bytearray(5), np.zeros((2, MIB // 4), np.float32)]
         into = [bytearray(1), np.zeros((32, 32), np.int32), np.zeros(100_005, np.uint8), tensor, spread]
         results = client.get(ids, into)
         assert all(r.hit for r in results)
-        assert bytes(into[0]) == values[0] and into[1].tobytes() == values[1]
-        assert into[2].tobytes() == values[2] + bytes(4) and bytes(results[2].data or b"") == values[2]
+        assert bytes(into[0]) == values[0]
+        assert into[1].tobytes() == values[1]
+        assert into[2].tobytes() == values[2] + bytes(4)
+        assert bytes(results[2].data or b"") == values[2]
         assert tensor.view(torch.uint8).numpy().tobytes() == values[3]
         assert b"".join(bytes(memoryview(s).cast("B")) for s in spread) == values[4]
         if way == "fast":
@@ -96,7 +100,8 @@ def test_both_clients_see_the_same(cluster: list[RunningNode]) -> None:
         assert ours.verify(ids) == theirs.verify(ids) == Verified(64, 0, ())
         assert set(ours.stats()) == set(theirs.stats()) == {"one", "two", "three"}
         assert sum(s.tiers[0].objects for s in ours.stats().values() if s) >= 64
-        assert ours.delete(ids[:10]) == Deleted(10, ()) and theirs.delete(ids) == Deleted(54, ())
+        assert ours.delete(ids[:10]) == Deleted(10, ())
+        assert theirs.delete(ids) == Deleted(54, ())
         assert [r.status for r in ours.get(ids)] == [GetStatus.ABSENT] * 64
     with GCacheClient(text(cluster), tenant=5) as stranger:
         assert stranger.exists(keys, extents) == [0] * 64
@@ -129,7 +134,7 @@ def test_what_the_caller_gets_wrong_is_refused_with_a_sentence(cluster: list[Run
             (lambda: GCacheClient([]), "nodes is 0"),
             (lambda: GCacheClient(["a=b"]), "node address"),
             (lambda: GCacheClient(["a=b:1", "a=c:1"]), "each name once"),
-            (lambda: GCacheClient(), "both or none"),
+            (GCacheClient, "both or none"),
             (lambda: GCacheClient(["a=b:1"], buckets=3), "buckets is 3"),
             (lambda: GCacheClient(["a=b:1"], connections=0), "connections is 0"),
         ]:
@@ -153,7 +158,10 @@ def test_a_long_value_says_how_long_it_is(cluster: list[RunningNode]) -> None:
 
 def test_a_node_that_sleeps_costs_one_deadline_and_releases_the_gil(cluster: list[RunningNode]) -> None:
     with GCacheClient(text(cluster), deadline=0.4) as client:
-        mine = {name: next(o for i in range(999) if client.locate((o := object_of("sleep", i)).extent) == name) for name in ("one", "two")}
+        mine = {
+            name: next(o for i in range(999) if client.locate((o := object_of("sleep", i)).extent) == name)
+            for name in ("one", "two")
+        }
         assert client.put([(o, b"value") for o in mine.values()]) == [PutStatus.STORED] * 2
         os.kill(cluster[0].process.pid, signal.SIGSTOP)
         try:
@@ -174,7 +182,8 @@ def test_a_node_that_sleeps_costs_one_deadline_and_releases_the_gil(cluster: lis
             done.set()
             counter.join()
             assert (hung.status, well.status) == (GetStatus.LATE, GetStatus.HIT)
-            assert 0.3 < took and during > 20, "other threads ran while the call waited"
+            assert took > 0.3
+            assert during > 20, "other threads ran while the call waited"
             assert client.breakers()["one"] == "open"
             assert client.get([mine["one"]])[0].status is GetStatus.UNREACHABLE
         finally:
@@ -222,10 +231,12 @@ def test_the_list_of_nodes_may_be_a_file_that_changes(cluster: list[RunningNode]
         write(*cluster[:2])
         wait_for(lambda: len(client.breakers()) == 2)
         # What the new owner lacks is found at the owner before.
-        assert all(r.hit for r in client.get(ids)) and client.metrics()["previous_hits"] > 0
+        assert all(r.hit for r in client.get(ids))
+        assert client.metrics()["previous_hits"] > 0
         path.write_text("[[node]]\nname =")
         wait_for(lambda: client.membership_trouble is not None)
-        assert "stays" in (client.membership_trouble or "") and all(r.hit for r in client.get(ids))
+        assert "stays" in (client.membership_trouble or "")
+        assert all(r.hit for r in client.get(ids))
         write(*cluster)
         wait_for(lambda: client.membership_trouble is None and len(client.breakers()) == 3)
 
@@ -238,7 +249,11 @@ def test_a_refusal_raises(tmp_path: Path) -> None:
     with nodes("guarded", config=f'[[tokens]]\nfile = "{secret}"\nall_tenants = true') as (node,):
         for wrong in (None, "a-token-of-nobody-at-all"):
             with GCacheClient([node.address], token=wrong, deadline=20.0) as client:
-                calls = (lambda c=client: c.get([one]), lambda c=client: c.put([(one, b"x")]), lambda c=client: c.exists([one.key]))
+                calls = (
+                    lambda c=client: c.get([one]),
+                    lambda c=client: c.put([(one, b"x")]),
+                    lambda c=client: c.exists([one.key]),
+                )
                 for call in calls:
                     with pytest.raises(Refused) as raised:
                         call()
@@ -246,10 +261,10 @@ def test_a_refusal_raises(tmp_path: Path) -> None:
                 assert client.breakers() == {"guarded": "closed"}
         with GCacheClient([node.unix], tenant=7, token=token, deadline=20.0) as client:
             assert client.put([(one, b"value")]) == [PutStatus.STORED]
-            assert client.get([one])[0].data == b"value" and client.metrics()["fast_hits"] == 1
-        with GCacheClient([f"wrong={node.tcp}"], token=token, deadline=20.0) as client:
-            with pytest.raises(Refused, match="calls itself"):
-                client.get([one])
+            assert client.get([one])[0].data == b"value"
+            assert client.metrics()["fast_hits"] == 1
+        with GCacheClient([f"wrong={node.tcp}"], token=token) as client, pytest.raises(Refused, match="calls itself"):
+            client.get([one])
         with GCacheClient([node.tcp], token=token, deadline=20.0) as client:
             assert client.exists([one.key]) == [0]
 
@@ -261,7 +276,7 @@ def test_a_forked_child_is_refused(cluster: list[RunningNode]) -> None:
         if child == 0:
             try:
                 client.get([object_of("fork")])
-            except Exception as error:  # noqa: BLE001  the child must not go on
+            except Exception as error:
                 os._exit(7 if type(error).__name__ == "ForkedProcessError" else 8)
             os._exit(9)
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7

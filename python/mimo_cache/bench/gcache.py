@@ -1,8 +1,8 @@
-"""`mimo-cache bench gcache`: a GCache node and the Rust client on this machine, beside raw TCP, grpcio streaming, Redis and memcpy.
+"""`mimo-cache bench gcache`: a GCache node and the Rust client, beside raw TCP, grpcio streaming, Redis and memcpy.
 
-Node, peers and this client are processes of their own. Times are wall times: the work is done by several processes. Every ratio
-is of two figures taken in turns within one run, since machines differ from minute to minute. Names of figures are part of the
-output's contract: a check in `report.py` looks them up by name.
+Node, peers and this client are processes of their own on one machine. Times are wall times: the work is done by
+several processes. Every ratio is of two figures taken in turns within one run, since machines differ from minute to
+minute. Names of figures are part of the output's contract: a check in `report.py` looks them up by name.
 """
 
 from __future__ import annotations
@@ -228,18 +228,19 @@ def _exists(options: Options) -> list[Figure]:
     extents = [keys[i - i % EXTENT_PAGES] for i in range(pages)]
     both = 1 | 1 << 32
     samples = []
-    with nodes("one", "two", "three", size=128 * MIB) as running:
-        with GCacheClient([node.tcp for node in running]) as client:
-            for part in (0, 32):
-                items = [PutItem(ObjectId(k, part, e), b"x") for k, e in zip(keys, extents, strict=True)]
-                for start in range(0, pages, 1024):
-                    client.put(items[start : start + 1024], deadline=30.0)
-            masks = client.exists(keys, extents, want=both, deadline=10.0)
-            if masks != [both] * pages:
+    names = ("one", "two", "three")
+    with nodes(*names, size=128 * MIB) as running, GCacheClient([node.tcp for node in running]) as client:
+        for part in (0, 32):
+            items = [PutItem(ObjectId(k, part, e), b"x") for k, e in zip(keys, extents, strict=True)]
+            for start in range(0, pages, 1024):
+                client.put(items[start : start + 1024], deadline=30.0)
+
+        def work() -> None:
+            if client.exists(keys, extents, want=both, deadline=10.0) != [both] * pages:
                 raise RuntimeError("the bench does not find what it stored")
-            for _ in range(options.runs):
-                calls = max(int(30 * options.scale), 3)
-                samples.append(median_us(calls, lambda: client.exists(keys, extents, want=both, deadline=10.0) and None))
+
+        for _ in range(options.runs):
+            samples.append(median_us(max(int(30 * options.scale), 3), work))
     return [figure("exists_1m_tokens", "us", samples)]
 
 

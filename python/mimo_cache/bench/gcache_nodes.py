@@ -46,7 +46,8 @@ class Node:
         self._folder, self._name = folder, name
         self._port = 0
         (folder / f"{name}.toml").write_text(
-            f'name = "{name}"\nlisten = ["127.0.0.1:0", "unix:{folder}/{name}.sock"]\nfast_path = "{folder}/{name}.fast"\n'
+            f'name = "{name}"\nlisten = ["127.0.0.1:0", "unix:{folder}/{name}.sock"]\n'
+            f'fast_path = "{folder}/{name}.fast"\n'
             f'[memory]\npath = "{folder}/{name}.memory"\nsize = "{size}B"\n[log]\njson = true\n'
         )
         self.start()

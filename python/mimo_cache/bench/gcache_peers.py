@@ -1,7 +1,7 @@
 """What a GCache node is measured against, each with a server process of its own: raw TCP, grpcio streaming, Redis.
 
-`python -m mimo_cache.bench.gcache_peers raw|grpcio COUNT SIZE` is the server of a peer: it prints its port and serves one client
-until its input ends.
+`python -m mimo_cache.bench.gcache_peers raw|grpcio COUNT SIZE` is the server of a peer: it prints its port and serves
+one client until its input ends.
 """
 
 from __future__ import annotations

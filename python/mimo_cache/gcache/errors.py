@@ -6,8 +6,10 @@ __all__ = ["GCacheError", "InvalidArgument", "Refused"]
 
 
 class GCacheError(MimoCacheError):
-    """Base of what only the clients raise. An argument outside what is allowed is the package's `InvalidArgument`; nothing was
-    sent then."""
+    """Base of what only the clients raise.
+
+    An argument outside what is allowed is the package's `InvalidArgument`; nothing was sent then.
+    """
 
 
 class Refused(GCacheError):
