@@ -824,8 +824,8 @@ class PrefixCache:
     def mtp_record(self, swa_page: SupportsIndex) -> npt.NDArray[np.uint32] | None:
         """The tokens after its end with which a published SWA page's MTP rows were made."""
 
-# Contiguous memory: bytes, numpy, a torch CPU tensor of any dtype, another buffer; or a list or tuple of such, one after the
-# other.
+# Contiguous memory: bytes, numpy, a torch CPU tensor of any dtype, another buffer; or a list or tuple of such, one after
+# the other.
 _Memory: TypeAlias = _Buffer | npt.NDArray[Any] | _Tensor | AbstractSequence[_Buffer | npt.NDArray[Any] | _Tensor]
 # Chain key of the page, part, chain key of the first page of its extent.
 _ObjectId: TypeAlias = ObjectId | tuple[bytes, int, bytes]
@@ -834,9 +834,9 @@ _ObjectId: TypeAlias = ObjectId | tuple[bytes, int, bytes]
 class GCacheClient:
     """A client of a GCache cluster for engines: many nodes, read straight into the caller's memory.
 
-    The calls of `mimo_cache.gcache.Client`, with the same results, and `put_later`, `flush`, `metrics` and `breakers`. Any
-    number of threads may call; the GIL is released while they wait and copy. `mimo_cache.gcache` explains names, buffers, time
-    and errors.
+    The calls of `mimo_cache.gcache.Client`, with the same results, and `put_later`, `flush`, `metrics` and
+    `breakers`. Any number of threads may call; the GIL is released while they wait and copy. `mimo_cache.gcache`
+    explains names, buffers, time and errors.
     """
 
     def __new__(
@@ -853,11 +853,12 @@ class GCacheClient:
         queue_bytes: SupportsIndex = 268435456,
         fast_path: bool = True,
     ) -> GCacheClient:
-        """`nodes`: `Node`s or text as `name=address*weight`; or `nodes_file`: a TOML file of them, read again when it changes.
-        No node is asked before the first call.
+        """`nodes`: `Node`s or text as `name=address*weight`; or `nodes_file`: a TOML file of them, read again when it
+        changes. No node is asked before the first call.
 
         `deadline`, seconds, is what a call may take. `connections` is the most to one node; `queue_bytes` bounds what
-        `put_later` may hold; `fast_path` allows the same-host path for reads. The rest as `mimo_cache.gcache.connect`.
+        `put_later` may hold; `fast_path` allows the same-host path for reads. The rest as
+        `mimo_cache.gcache.connect`.
         """
     def exists(
         self,
@@ -870,9 +871,9 @@ class GCacheClient:
     ) -> list[int]:
         """For each key the mask of the parts that are there: bit p for part p; 0 where its node cannot be asked.
 
-        With `lease_ms` they stay for so long, as far as the nodes' lease bytes go. `extents`: for each key that of its page;
-        None only where every page is an extent of its own. `want`: a key that lacks any of these parts is also asked of the
-        owner before the last change of membership.
+        With `lease_ms` they stay for so long, as far as the nodes' lease bytes go. `extents`: for each key that of
+        its page; None only where every page is an extent of its own. `want`: a key that lacks any of these parts is
+        also asked of the owner before the last change of membership.
         """
     def get(
         self,
@@ -881,14 +882,17 @@ class GCacheClient:
         *,
         deadline: float | None = None,
     ) -> list[GetResult]:
-        """One result for each id. With `into`, one writable buffer for each id (or a list of buffers, to be filled one after the
-        other), bytes go there as they come; what is in a buffer without a hit is anything."""
+        """One result for each id. With `into`, one writable buffer for each id (or a list of buffers, to be filled
+        one after the other), bytes go there as they come; what is in a buffer without a hit is anything.
+        """
     def put(self, items: Iterable[PutItem | tuple[Any, ...]], *, deadline: float | None = None) -> list[PutStatus]:
-        """A status for each item. Bytes of objects that are there already are not sent. `data` may be a list of buffers; it must
-        not change before this returns."""
+        """A status for each item. Bytes of objects that are there already are not sent. `data` may be a list of
+        buffers; it must not change before this returns.
+        """
     def put_later(self, items: Iterable[PutItem | tuple[Any, ...]]) -> int:
-        """Stores without waiting: values are copied into a bounded queue and sent in the background, or dropped and counted in
-        `metrics()`. Returns how many were taken."""
+        """Stores without waiting: values are copied into a bounded queue and sent in the background, or dropped and
+        counted in `metrics()`. Returns how many were taken.
+        """
     def flush(self, *, deadline: float | None = None) -> bool:
         """Waits until what `put_later` took was sent or dropped. False: not within the deadline."""
     def touch(self, ids: Iterable[_ObjectId], *, deadline: float | None = None) -> int:
