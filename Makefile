@@ -97,10 +97,11 @@ soak: build
 	@if command -v c++ >/dev/null; then $(MAKE) fuzz; else echo "no C++ compiler, so the fuzz target is left out" >&2; fi
 	$(BIN)/python tests/mutations.py
 
-# The fuzz target without coverage feedback; `cargo +nightly fuzz run operations` gives that where cargo-fuzz is installed.
+# The fuzz targets without coverage feedback; `cargo +nightly fuzz run operations` gives that where cargo-fuzz is installed.
 fuzz:
 	cargo build --manifest-path fuzz/Cargo.toml
-	fuzz/target/debug/operations -max_total_time=$$((10 * $(SOAK))) -rss_limit_mb=4096
+	for target in operations shm_superblock shm_slot; do \
+		fuzz/target/debug/$$target -max_total_time=$$((10 * $(SOAK))) -rss_limit_mb=4096 || exit 1; done
 
 clean:
 	rm -rf target $(VENV) python/mimo_cache/*.so

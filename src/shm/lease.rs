@@ -21,22 +21,24 @@ impl Leases {
         Leases { by_object, by_owner, by_end, bytes: 0, limit }
     }
 
-    /// Leases an object of `bytes` until `end`; one that the owner has already is prolonged, never cut. False when the
-    /// limit does not allow it.
-    pub fn grant(&mut self, object: u32, owner: LeaseOwner, end: u64, bytes: u64) -> bool {
-        match self.by_object.get_mut(&(object, owner)) {
-            Some((old, _)) if *old >= end => {}
-            Some((old, _)) => {
-                self.by_end.remove(&(*old, object, owner));
-                self.by_end.insert((end, object, owner));
-                *old = end;
-            }
-            None if self.bytes + bytes > self.limit => return false,
-            None => {
-                self.by_object.insert((object, owner), (end, bytes));
+    /// Leases objects, given with the bytes of their slots, until `end`: all of them or, when the limit does not allow
+    /// it, none (false). One that the owner has already is prolonged, never cut.
+    pub fn grant(&mut self, objects: &[(u32, u64)], owner: LeaseOwner, end: u64) -> bool {
+        let new = objects.iter().filter(|(object, _)| !self.by_object.contains_key(&(*object, owner)));
+        if self.bytes + new.map(|(_, bytes)| bytes).sum::<u64>() > self.limit {
+            return false;
+        }
+        for &(object, bytes) in objects {
+            let (old, _) = self.by_object.entry((object, owner)).or_insert_with(|| {
                 self.by_owner.insert((owner, object));
                 self.by_end.insert((end, object, owner));
                 self.bytes += bytes;
+                (end, bytes)
+            });
+            if *old < end {
+                self.by_end.remove(&(*old, object, owner));
+                self.by_end.insert((end, object, owner));
+                *old = end;
             }
         }
         true
@@ -57,7 +59,9 @@ impl Leases {
     /// Ends all leases of an object.
     pub fn forget(&mut self, object: u32) {
         let owners: Vec<LeaseOwner> = self.of(object).map(|((_, owner), _)| *owner).collect();
-        owners.into_iter().for_each(|owner| drop(self.end(object, owner)));
+        for owner in owners {
+            self.end(object, owner);
+        }
     }
 
     /// Whether an object is leased.
@@ -110,13 +114,14 @@ mod tests {
     fn leases_end_by_time_and_by_owner_and_stay_within_their_bytes() {
         let (a, b) = (LeaseOwner(1), LeaseOwner(u64::MAX));
         let mut l = Leases::new(100);
-        assert!(l.grant(7, a, 50, 40) && l.grant(7, b, 20, 40) && !l.grant(8, a, 50, 40));
-        assert!(l.grant(7, a, 30, 40) && l.grant(7, b, 60, 40), "the same owner counts once");
+        assert!(l.grant(&[(7, 40)], a, 50) && l.grant(&[(7, 40)], b, 20));
+        assert!(!l.grant(&[(8, 15), (9, 15)], a, 50) && !l.has(8), "all of them or none");
+        assert!(l.grant(&[(7, 40)], a, 30) && l.grant(&[(7, 40)], b, 60), "the same owner counts once");
         assert_eq!((l.bytes(), l.expire_one(49)), (80, None), "a lease is not cut by a shorter one");
         assert_eq!((l.expire_one(50), l.expire_one(50)), (Some((7, false)), None));
-        assert!(l.grant(8, b, 90, 40) && l.has(7) && l.has(8));
+        assert!(l.grant(&[(8, 40)], b, 90) && l.has(7) && l.has(8));
         assert_eq!((l.release_one(a), l.release_one(b), l.release_one(b)), (None, Some((7, true)), Some((8, true))));
-        assert!(l.grant(9, a, 9, 1) && l.grant(9, b, 9, 1));
+        assert!(l.grant(&[(9, 1)], a, 9) && l.grant(&[(9, 1)], b, 9));
         l.forget(9);
         assert_eq!((l.bytes(), l.len(), l.has(9)), (0, 0, false));
         l.check().unwrap();

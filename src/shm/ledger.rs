@@ -15,6 +15,7 @@ use super::store::LeaseOwner;
 use super::superblock::{EPOCH_AT, MAX_EPOCH, epoch_word};
 use crate::policy::PolicyKind;
 use foldhash::HashSet;
+use smallvec::SmallVec;
 use std::sync::Arc;
 
 /// Everything behind the store's lock.
@@ -256,17 +257,15 @@ impl Ledger {
         }
     }
 
-    /// Leases all parts of a key; false when the limit does not allow one.
+    /// Leases all parts of a key; false when the limit does not allow it.
     pub fn lease(&mut self, key: u32, owner: LeaseOwner, end: u64) -> bool {
-        let parts: smallvec::SmallVec<[u32; 64]> = self.index.parts(key).collect();
-        parts.into_iter().all(|object| {
-            let bytes = self.place(&self.index.objects[object]).slot_bytes;
-            let granted = self.leases.grant(object, owner, end, bytes);
-            if granted {
-                self.change(object, |o| o.flags |= flag::LEASED);
-            }
-            granted
-        })
+        let bytes = |object| (object, self.place(&self.index.objects[object]).slot_bytes);
+        let parts: SmallVec<[(u32, u64); 4]> = self.index.parts(key).map(bytes).collect();
+        let granted = self.leases.grant(&parts, owner, end);
+        for (object, _) in parts.into_iter().filter(|_| granted) {
+            self.change(object, |o| o.flags |= flag::LEASED);
+        }
+        granted
     }
 
     /// Ends up to `most` leases whose time is over; false when there may be more.

@@ -15,6 +15,8 @@ mod classes;
 mod config;
 mod crc;
 mod error;
+#[doc(hidden)]
+pub mod fuzzing;
 mod header;
 mod index;
 mod integrity;

@@ -50,11 +50,6 @@ impl Region {
         Ok(Region { base: base.cast(), len, probe })
     }
 
-    /// Bytes mapped.
-    pub fn len(&self) -> u64 {
-        self.len as u64
-    }
-
     /// Whether `len` bytes at `at` are in the mapping.
     pub fn holds(&self, at: u64, len: u64) -> bool {
         at.checked_add(len).is_some_and(|end| end <= self.len as u64)

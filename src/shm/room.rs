@@ -77,7 +77,9 @@ impl Ledger {
             let objects: Vec<u32> = self.spans.objects(span).collect();
             self.totals.reclaimed_objects += objects.len() as u64;
             // The span goes with its last object.
-            objects.into_iter().for_each(|o| drop(self.evict(o)));
+            for object in objects {
+                self.evict(object);
+            }
             slab = start + shape.slabs;
         }
         Some(())
