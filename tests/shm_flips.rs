@@ -4,7 +4,7 @@
 
 mod shm;
 
-use mimo_cache::shm::{Begin, PutMeta, Store, StoreConfig};
+use mimo_cache::shm::{Begin, PutMeta, Store, StoreConfig, Writer};
 use shm::*;
 use std::os::unix::fs::FileExt;
 
@@ -15,15 +15,15 @@ fn len_of(n: u64) -> usize {
     [100, 5000, 20_000, 70_000, 300_000, 4096][(n % 6) as usize]
 }
 
-/// Objects of several classes, one of which was deleted and one of which has no commit.
-fn fill(store: &Store) {
+/// Objects of several classes, two of which were deleted; the last one is still being written.
+fn fill(store: &Store) -> Writer {
     for n in 0..OBJECTS {
         put_n(store, n, len_of(n));
     }
     store.delete(1, &[id(4, 0), id(7, 0)]);
     let Begin::Slot(mut writer) = store.begin(&meta(OBJECTS, 9000), 0).unwrap() else { panic!("no slot") };
     writer.bytes().fill(7);
-    std::mem::forget(writer);
+    writer
 }
 
 /// Reads all objects: each is right, or missing, or known to be damaged.
@@ -61,10 +61,10 @@ fn flips_in_a_file_at_rest() {
     let file = TempFile::new("flips");
     let config = config(file.path(), SIZE);
     let (store, _) = open(&config);
-    fill(&store);
+    let writer = fill(&store);
     let structure = store.get(1, &id(0, 0)).map_or(64 << 10, |p| p.shared_ref().offset.next_multiple_of(64 << 10));
     let whole = std::fs::read(file.path()).unwrap();
-    drop(store);
+    drop((writer, store));
     let copy = TempFile::new("flips-copy");
     let config = StoreConfig { path: copy.path().into(), ..config };
     let (mut refused, mut damaged) = (0, 0);
@@ -102,7 +102,7 @@ fn flips_under_a_running_store() {
         let file = TempFile::new("live");
         let config = config(file.path(), SIZE);
         let (store, _) = open(&config);
-        fill(&store);
+        let writer = fill(&store);
         let disk = std::fs::File::options().read(true).write(true).open(file.path()).unwrap();
         for round in 0..12 {
             flip(mix(seed, round), 256 << 10, |at, bit| {
@@ -115,13 +115,13 @@ fn flips_under_a_running_store() {
             let len = 1 + mix(n, 3) % 200_000;
             if let Begin::Slot(mut writer) = store.begin(&PutMeta { tenant: 2, ..meta(n, len) }, 0).unwrap() {
                 writer.bytes().fill(1);
-                writer.commit(&vec![0; 1]).unwrap();
+                writer.commit(&[0]).unwrap();
             }
             store.delete(2, &[id(1000 + mix(seed, round + 99) % 50, 0)]);
             store.exists(1, &(0..OBJECTS).map(key).collect::<Vec<_>>(), None, 0);
             store.touch(1, &[id(1, 0), id(2, 0)]);
         }
-        drop(store);
+        drop((writer, store));
         if let Ok((store, _)) = Store::open(&config, BOOT) {
             read_all(&store);
             store.check_integrity().unwrap();

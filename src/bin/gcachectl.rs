@@ -77,9 +77,9 @@ fn main() -> ExitCode {
 fn run(args: Args) -> Result<(String, bool), String> {
     let token = args.token_file.as_deref().map(std::fs::read_to_string).transpose();
     let token = token.map_err(|e| format!("token file: {e}"))?.map(|t| t.trim().to_string());
-    let cluster = Cluster::new(&args.nodes, args.buckets, args.tenant, token, args.deadline)?;
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().map_err(|e| e.to_string())?;
     runtime.block_on(async {
+        let cluster = Cluster::new(&args.nodes, args.buckets, args.tenant, token, args.deadline)?;
         match args.command {
             Command::Status => ctl::status(&cluster, args.json).await,
             Command::Locate { extents } => ctl::locate(&cluster, &extents, args.json),

@@ -218,7 +218,7 @@ impl NodeConfig {
         if self.listen.is_empty() {
             return Err("listen is empty, allowed is at least one address such as \"127.0.0.1:7400\"".into());
         }
-        if self.metrics.as_ref().is_some_and(|m| self.listen.contains(m)) {
+        if self.metrics.as_ref().is_some_and(|m| self.listen.contains(m) && !m.to_string().ends_with(":0")) {
             return Err("metrics has an address of listen, allowed is one of its own".into());
         }
         let l = &self.limits;

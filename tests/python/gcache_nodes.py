@@ -40,7 +40,7 @@ class RunningNode:
         self.port = 0
         self.log: list[dict[str, Any]] = []
         (folder / f"{name}.toml").write_text(
-            f'name = "{name}"\nlisten = ["127.0.0.1:0", "unix:{folder}/{{name}}.sock"]\nmetrics = "127.0.0.1:0"\n'
+            f'name = "{name}"\nlisten = ["127.0.0.1:0", "unix:{folder}/{{name}}.sock"]\nmetrics = "localhost:0"\n'
             f'fast_path = "{folder}/{{name}}.fast"\n{config}\n'
             f'[memory]\npath = "{folder}/{{name}}.memory"\nsize = "64MiB"\n[log]\njson = true\n'
         )
@@ -54,12 +54,13 @@ class RunningNode:
             command += [f"--port={self.port}"]
         environment = {k: v for k, v in os.environ.items() if not k.startswith("GCACHE_")}
         self.process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True, env=environment)
+        assert self.process.stderr is not None
+        lines = self.process.stderr
         serving = threading.Event()
         self.words: list[str] = []
 
         def read() -> None:
-            assert self.process.stderr is not None
-            for line in self.process.stderr:
+            for line in lines:
                 try:
                     entry = json.loads(line)
                 except ValueError:
@@ -73,9 +74,9 @@ class RunningNode:
 
         self.reader = threading.Thread(target=read, daemon=True)
         self.reader.start()
-        assert serving.wait(PATIENCE), "the node does not start"
-        if self.process.poll() is not None or not hasattr(self, "serving"):
-            self.reader.join(PATIENCE)
+        serving.wait(PATIENCE)
+        if not hasattr(self, "serving"):
+            self.kill()
             raise RuntimeError(" ".join(self.words) or f"the node ended with {self.process.poll()}")
         self.tcp = json.loads(self.serving["addresses"])[0]
         self.port = int(self.tcp.rsplit(":", 1)[1])
@@ -93,14 +94,19 @@ class RunningNode:
     def kill(self) -> None:
         """As `kill -9` does."""
         self.process.kill()
-        self.process.wait(PATIENCE)
-        self.reader.join(PATIENCE)
+        self.ended()
 
     def stop(self) -> int:
         """In order; returns the exit status."""
         self.process.send_signal(signal.SIGTERM)
+        return self.ended()
+
+    def ended(self) -> int:
+        """Waits for the end of the process and of its log; returns the exit status."""
         status = self.process.wait(PATIENCE)
         self.reader.join(PATIENCE)
+        if self.process.stderr is not None:
+            self.process.stderr.close()
         return status
 
 
@@ -119,8 +125,6 @@ def nodes(*names: str, config: str = "", **settings: str) -> Iterator[list[Runni
             for node in running:
                 if node.process.poll() is None:
                     node.kill()
-                if node.process.stderr is not None:
-                    node.process.stderr.close()
 
 
 def key_of(*words: object) -> bytes:

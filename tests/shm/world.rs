@@ -233,7 +233,7 @@ impl World {
             Op::ReleaseOwner(owner) => {
                 let owner = u64::from(owner % 3);
                 self.store().release_owner(LeaseOwner(owner));
-                self.release(|_, known| drop(known.leases.remove(&owner)));
+                self.release(|_, known| known.leases.retain(|held_by, _| *held_by != owner));
             }
             Op::Restart => {
                 self.close();
@@ -317,10 +317,10 @@ impl World {
     fn next_victim(&self, gone: &BTreeSet<Name>) -> Option<Name> {
         gone.first()?;
         let age = self.ages.values().min().expect("something to evict");
-        let next = |extent: &(u64, u64)| {
-            let inside = || self.known.iter().filter(move |(_, k)| k.extent == *extent && !k.is_held());
-            let first = inside().map(|(_, k)| k.rank()).min();
-            inside().filter(move |(_, k)| Some(k.rank()) == first).map(|(name, _)| *name)
+        let next = |extent: &(u64, u64)| -> Vec<Name> {
+            let inside: Vec<_> = self.known.iter().filter(|(_, k)| k.extent == *extent && !k.is_held()).collect();
+            let first = inside.iter().map(|(_, k)| k.rank()).min();
+            inside.iter().filter(|(_, k)| Some(k.rank()) == first).map(|(name, _)| **name).collect()
         };
         let candidates: Vec<Name> = self.ages.iter().filter(|(_, a)| *a == age).flat_map(|(e, _)| next(e)).collect();
         let found = candidates.iter().find(|name| gone.contains(*name)).copied();

@@ -14,7 +14,7 @@ import grpc
 
 from mimo_cache.gcache import checks, plan
 from mimo_cache.gcache.client import ClientBase, Late
-from mimo_cache.gcache.peer import OPTIONS, Breaker, address_of
+from mimo_cache.gcache.peer import Breaker, address_of, options_of
 from mimo_cache.gcache.ring import DEFAULT_BUCKETS, Node
 from mimo_cache.gcache.transfer import Broken, GetReceiver, PutSender
 from mimo_cache.gcache.types import (
@@ -44,7 +44,7 @@ class _Peer:
         self.node = node
         self.breaker = Breaker()
         self.greeted = False
-        self.channel = grpc.insecure_channel(address_of(node), options=OPTIONS)
+        self.channel = grpc.insecure_channel(address_of(node), options=options_of(node))
         self.stub = GCacheStub(self.channel)
 
 

@@ -16,7 +16,7 @@ from mimo_cache.gcache.ring import Node
 FIRST_PAUSE = 0.5
 LONGEST_PAUSE = 30.0
 
-OPTIONS: Sequence[tuple[str, Any]] = (
+_OPTIONS: tuple[tuple[str, Any], ...] = (
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
     # A connection of its own for each client: leases end with it.
     ("grpc.use_local_subchannel_pool", 1),
@@ -65,6 +65,11 @@ class Breaker:
         with self._lock:
             self._pause = min(max(FIRST_PAUSE, 2 * self._pause), LONGEST_PAUSE)
             self._until = now + self._pause
+
+
+def options_of(node: Node) -> Sequence[tuple[str, Any]]:
+    """Options of the channel. A socket's path is no name of a host, and HTTP/2 servers refuse it as one."""
+    return (*_OPTIONS, ("grpc.default_authority", "localhost")) if node.address.startswith("unix:") else _OPTIONS
 
 
 def address_of(node: Node) -> str:

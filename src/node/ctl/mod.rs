@@ -48,7 +48,7 @@ pub struct Cluster {
 }
 
 impl Cluster {
-    /// The cluster of `name=address*weight` texts. Nothing is asked yet; inside a runtime is not needed.
+    /// The cluster of `name=address*weight` texts. Nothing is asked yet. Inside a runtime.
     ///
     /// # Errors
     /// A sentence.
