@@ -824,8 +824,8 @@ class PrefixCache:
     def mtp_record(self, swa_page: SupportsIndex) -> npt.NDArray[np.uint32] | None:
         """The tokens after its end with which a published SWA page's MTP rows were made."""
 
-# Contiguous memory: bytes, numpy, a torch CPU tensor of any dtype, another buffer; or a list or tuple of such, one after
-# the other.
+# Contiguous memory: bytes, numpy, a torch CPU tensor of any dtype, another buffer; or a list or tuple of such, one
+# after the other.
 _Memory: TypeAlias = _Buffer | npt.NDArray[Any] | _Tensor | AbstractSequence[_Buffer | npt.NDArray[Any] | _Tensor]
 # Chain key of the page, part, chain key of the first page of its extent.
 _ObjectId: TypeAlias = ObjectId | tuple[bytes, int, bytes]
