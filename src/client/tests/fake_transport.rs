@@ -5,7 +5,7 @@ use crate::client::*;
 use crate::error::Result;
 use crate::member::{Fixed, Member, Membership, NodeList, View};
 use crate::rpc::v1;
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 use tokio::sync::watch;

@@ -80,7 +80,7 @@ async fn what_is_put_is_found_at_its_owner_and_only_there() {
     assert_eq!(core.touch(&ids, core.deadline(None)).await.unwrap().count, 300);
     for node in cluster.nodes.values() {
         let touched = node.touched.lock().unwrap();
-        let order = |key| ids.iter().position(|id| id.key == *key);
+        let order = |key: &[u8; 32]| ids.iter().position(|id| id.key == *key);
         assert!(touched.windows(2).all(|pair| order(&pair[0]) < order(&pair[1])), "tail to head, as given");
     }
     assert_eq!(core.delete(&ids, core.deadline(None)).await.unwrap().count, 300);
