@@ -335,6 +335,8 @@ fn a_second_process_and_files_that_do_not_fit_are_refused_with_what_to_do() {
 
     std::fs::write(file.path(), vec![b'x'; 2 << 20]).unwrap();
     assert!(refusal(&config).contains("it is not a shared-memory file of this program; give this node a path"));
+    std::fs::write(file.path(), vec![0; 1 << 20]).unwrap();
+    assert!(refusal(&config).contains("not a shared-memory file"), "zeros, but not of the configured size");
     std::fs::write(file.path(), b"short").unwrap();
     assert!(refusal(&config).contains("not a shared-memory file"));
     assert_eq!(std::fs::read(file.path()).unwrap(), b"short");
