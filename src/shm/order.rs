@@ -4,15 +4,16 @@
 //! be evicted; those objects form a treap (a search tree by order, a heap by a mixture of the object's id), so that one
 //! extent with very many objects is as quick as many with few.
 
-use super::index::{NIL, Object, Objects, Table, halves, joined};
+use super::index::{NIL, Object, Objects, Table};
 use crate::policy::{Policy, PolicyKind};
 use crate::pool::chunk::{ChunkStack, ChunkVec};
 use std::cmp::Reverse;
 
-/// One extent: 16 bytes. Two whose hashes are equal are one, which costs them nothing but their order.
+/// One extent: 12 bytes. Two whose hashes are equal are one, which costs them nothing but their order; of ten million
+/// extents one in a thousand is.
 #[derive(Debug, Clone, Copy)]
 struct Extent {
-    hash: [u32; 2],
+    hash: u32,
     root: u32,
     /// Objects, whether they may be evicted or not; 0 in records that are not in use.
     objects: u32,
@@ -26,6 +27,11 @@ pub struct Extents {
     free: ChunkStack,
     made: u32,
     order: Box<dyn Policy>,
+}
+
+/// 64 bits for the table.
+fn spread(hash: u32) -> u64 {
+    u64::from(hash).wrapping_mul(0x9e37_79b9_7f4a_7c15)
 }
 
 fn rank(id: u32, object: &Object) -> (bool, Reverse<u32>, Reverse<u8>, u32) {
@@ -43,21 +49,22 @@ fn weight(id: u32) -> u32 {
 impl Extents {
     /// No extents.
     pub fn new(policy: PolicyKind) -> Extents {
-        let records = ChunkVec::new(Extent { hash: [0; 2], root: NIL, objects: 0 });
+        let records = ChunkVec::new(Extent { hash: 0, root: NIL, objects: 0 });
         Extents { table: Table::new(), records, free: ChunkStack::default(), made: 0, order: policy.build() }
     }
 
     /// The extent with this hash, for one object more.
     pub fn enter(&mut self, hash: u64) -> u32 {
-        let records = &self.records;
-        let id = self.table.find(hash, |id| records.get(id as usize).hash == halves(hash)).unwrap_or_else(|| {
+        let (records, hash) = (&self.records, (hash >> 32) as u32);
+        let found = self.table.find(spread(hash), |id| records.get(id as usize).hash == hash);
+        let id = found.unwrap_or_else(|| {
             let id = self.free.pop().unwrap_or_else(|| {
                 self.made += 1;
                 self.made - 1
             });
-            *self.records.get_mut(id as usize) = Extent { hash: halves(hash), root: NIL, objects: 0 };
+            *self.records.get_mut(id as usize) = Extent { hash, root: NIL, objects: 0 };
             let records = &self.records;
-            self.table.insert(hash, id, |id| joined(records.get(id as usize).hash));
+            self.table.insert(spread(hash), id, |id| spread(records.get(id as usize).hash));
             id
         });
         self.records.get_mut(id as usize).objects += 1;
@@ -71,7 +78,7 @@ impl Extents {
         let Extent { hash, root, objects } = *record;
         if objects == 0 {
             debug_assert_eq!(root, NIL);
-            self.table.remove(joined(hash), extent);
+            self.table.remove(spread(hash), extent);
             self.free.push(extent);
         }
     }
