@@ -845,13 +845,16 @@ def replay(
     seed: SupportsIndex = 0,
     skip_bad: bool = False,
     samples: SupportsIndex = 0,
+    prefill_rate: float | None = None,
+    decode_rate: float = 50.0,
     progress: Callable[[int, int, int, int], object] | None = None,
 ) -> dict[str, Any]:
     """Replays a trace and returns what it found as numbers; `misses` is a dict of tokens by cause.
 
     `progress(done, total, prompt_tokens, hit_tokens)` is called about ten times a second; what it raises ends the
     replay. `swa_share=None`: 0 for a model without an SWA group, else 0.1. `skip_bad`: lines that cannot be used are
-    counted and passed over. `samples`: points in time of the result's `samples`. `docs/cli.md` names every key.
+    counted and passed over. `samples`: points in time of the result's `samples`. With `prefill_rate` (tokens per second)
+    requests overlap, and each stays open until its output has come at `decode_rate`. `docs/cli.md` names every key.
     """
 
 def optimum(
@@ -880,6 +883,8 @@ def explain(
     chunk: SupportsIndex = 8192,
     seed: SupportsIndex = 0,
     skip_bad: bool = False,
+    prefill_rate: float | None = None,
+    decode_rate: float = 50.0,
     progress: Callable[[int, int, int, int], object] | None = None,
 ) -> list[dict[str, Any]]:
     """The stories of one request (`request`, from 1) or of a session's requests (`session`) as a list of dicts; the

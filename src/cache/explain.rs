@@ -85,24 +85,25 @@ impl Cache {
         out
     }
 
-    /// The evicted stretch after the match, cut where another call dropped the pages.
+    /// The evicted stretch after the match, cut where the pages were dropped for another sequence or reason.
     fn evictions(&self, root: u32, query: Query<'_>, place: WalkPlace, report: &Report) -> Vec<Stretch> {
         let size = self.config.page_size as usize;
         let mut key = match place.depth {
             0 => self.tree.roots[root].key,
             depth => *self.tree.slots.key(self.tree.slot_above(place.node, depth - 1)),
         };
-        let mut out: Vec<(Stretch, Option<Act>)> = Vec::new();
+        let mut out: Vec<(Stretch, Option<(u64, Why)>)> = Vec::new();
         let first = u64::from(place.depth);
         for page in first..first + report.misses.evicted / self.page() {
             let tokens = &query.tokens[page as usize * size..][..size];
             key = page_key(&key, tokens, page_spans(query.spans, page, size as u32));
             let act = self.tree.ghosts.recall(&key).and_then(|d| d.act);
             let (from, to) = (page * self.page(), (page + 1) * self.page());
+            let of = act.map(|a| (a.by, a.why));
             let full = out.len() == LISTED;
             match out.last_mut() {
-                Some((stretch, of)) if full || *of == act => stretch.to = to,
-                _ => out.push((Stretch { from, to, cause: "evicted", loss: act.map(|a| self.loss(a)) }, act)),
+                Some((stretch, last)) if full || *last == of => stretch.to = to,
+                _ => out.push((Stretch { from, to, cause: "evicted", loss: act.map(|a| self.loss(a)) }, of)),
             }
         }
         out.into_iter().map(|(stretch, _)| stretch).collect()

@@ -4,7 +4,7 @@ use super::{args, errors};
 use crate::cache::Misses;
 use crate::error::{Error, Result};
 use crate::policy::{PolicyKind, Retention};
-use crate::replay::{Capacity, KvBytes, MAX_CHUNK, MAX_SAMPLES, Options, Outcome, Progress, Sample, run};
+use crate::replay::{Capacity, KvBytes, MAX_CHUNK, MAX_SAMPLES, Options, Outcome, Progress, Sample, Service, run};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -15,6 +15,8 @@ use std::time::{Duration, Instant};
 const BEAT: Duration = Duration::from_millis(100);
 /// Retention when none is named.
 pub(super) const DEFAULT_RETENTION: &str = "prompt_end+branch";
+/// Output tokens per second of a request when none are named.
+const DEFAULT_DECODE: f64 = 50.0;
 /// Order of eviction when none is named.
 pub(super) const DEFAULT_POLICY: &str = "lru";
 
@@ -37,23 +39,25 @@ pub(super) struct Given<'a, 'py> {
     pub(super) seed: Option<&'a Bound<'py, PyAny>>,
     pub(super) skip_bad: Option<&'a Bound<'py, PyAny>>,
     pub(super) samples: Option<&'a Bound<'py, PyAny>>,
+    pub(super) prefill_rate: Option<&'a Bound<'py, PyAny>>,
+    pub(super) decode_rate: Option<&'a Bound<'py, PyAny>>,
 }
 
 impl Given<'_, '_> {
     pub(super) fn options(&self, py: Python<'_>) -> PyResult<Options> {
-        let share: Option<f64> = match self.swa_share {
-            None => None,
-            Some(value) => Some(
-                value
-                    .extract()
-                    .map_err(|_| errors::invalid(py, "swa_share", args::shown(value), "a number or None"))?,
-            ),
+        let number = |value: Option<&Bound<'_, PyAny>>, what: &'static str| -> PyResult<Option<f64>> {
+            value
+                .map(|v| v.extract().map_err(|_| errors::invalid(py, what, args::shown(v), "a number or None")))
+                .transpose()
         };
+        let share = number(self.swa_share, "swa_share")?;
+        let prefill = number(self.prefill_rate, "prefill_rate")?;
+        let decode = number(self.decode_rate, "decode_rate")?;
         let model = args::text(Some(self.model), "", "model")?;
         let capacity = args::text(Some(self.capacity), "", "capacity")?;
         let retention = args::text(self.retention, DEFAULT_RETENTION, "retention")?;
         let policy = args::text(self.policy, DEFAULT_POLICY, "policy")?;
-        let page_size = args::int_or(self.page_size, 64, "page_size", 1, 1024)? as u32;
+        let page_size = args::int_or(self.page_size, 64, "page_size", 2, 1024)? as u32;
         let chunk = args::int_or(self.chunk, 8192, "chunk", 1, u64::from(MAX_CHUNK))? as u32;
         let seed = args::int_or(self.seed, 0, "seed", 0, u64::MAX)?;
         let skip_bad = args::flag(self.skip_bad, false, "skip_bad")?;
@@ -70,6 +74,7 @@ impl Given<'_, '_> {
                 chunk,
                 seed,
                 skip_bad,
+                service: prefill.map(|prefill| Service { prefill, decode: decode.unwrap_or(DEFAULT_DECODE) }),
                 samples,
             })
         })()
@@ -128,12 +133,13 @@ pub(super) fn released<T: Send>(
 /// `progress(done, total, prompt_tokens, hit_tokens)` is called about ten times a second; what it raises ends the
 /// replay and is raised here, and so is the exception of a signal handler. `swa_share=None`: 0 for a model without an
 /// SWA group, else 0.1. `skip_bad`: lines that cannot be used are counted and passed over. `samples`: points in time
-/// of the result's `samples`.
+/// of the result's `samples`. With `prefill_rate` (tokens per second) requests overlap, and each stays open until its
+/// output has come at `decode_rate`.
 #[pyfunction]
 #[pyo3(signature = (trace, *, model, capacity, swa_share=None, retention=None, policy=None, page_size=None, chunk=None,
-    seed=None, skip_bad=None, samples=None, progress=None))]
+    seed=None, skip_bad=None, samples=None, prefill_rate=None, decode_rate=None, progress=None))]
 #[pyo3(text_signature = "(trace, *, model, capacity, swa_share=None, retention='prompt_end+branch', policy='lru', \
-    page_size=64, chunk=8192, seed=0, skip_bad=False, samples=0, progress=None)")]
+    page_size=64, chunk=8192, seed=0, skip_bad=False, samples=0, prefill_rate=None, decode_rate=50.0, progress=None)")]
 #[allow(clippy::too_many_arguments)]
 fn replay<'py>(
     py: Python<'py>,
@@ -148,10 +154,25 @@ fn replay<'py>(
     seed: Option<&Bound<'py, PyAny>>,
     skip_bad: Option<&Bound<'py, PyAny>>,
     samples: Option<&Bound<'py, PyAny>>,
+    prefill_rate: Option<&Bound<'py, PyAny>>,
+    decode_rate: Option<&Bound<'py, PyAny>>,
     progress: Option<Py<PyAny>>,
 ) -> PyResult<Bound<'py, PyDict>> {
     let path = path_of(trace)?;
-    let given = Given { model, capacity, swa_share, retention, policy, page_size, chunk, seed, skip_bad, samples };
+    let given = Given {
+        model,
+        capacity,
+        swa_share,
+        retention,
+        policy,
+        page_size,
+        chunk,
+        seed,
+        skip_bad,
+        samples,
+        prefill_rate,
+        decode_rate,
+    };
     let options = given.options(py)?;
     let outcome = released(py, progress, |beat| run(&path, &options, |now| beat(Some(now))))?;
     to_dict(py, &options, &outcome)
@@ -186,6 +207,8 @@ fn to_dict<'py>(py: Python<'py>, options: &Options, outcome: &Outcome) -> PyResu
     out.set_item("budget_pages", pools.budget_pages)?;
     out.set_item("skipped_lines", totals.skipped.lines)?;
     out.set_item("skipped_first", &totals.skipped.first)?;
+    out.set_item("most_open", outcome.most_open)?;
+    out.set_item("waited_ms", outcome.waited_ms)?;
     out.set_item("seconds", outcome.seconds)?;
     if !outcome.samples.is_empty() {
         let samples = outcome.samples.iter().map(|s| sample(py, s)).collect::<PyResult<Vec<_>>>()?;

@@ -69,9 +69,10 @@ fn optimum<'py>(
 #[pyfunction]
 #[pyo3(name = "explain")]
 #[pyo3(signature = (trace, *, request=None, session=None, model, capacity, swa_share=None, retention=None, policy=None,
-    page_size=None, chunk=None, seed=None, skip_bad=None, progress=None))]
+    page_size=None, chunk=None, seed=None, skip_bad=None, prefill_rate=None, decode_rate=None, progress=None))]
 #[pyo3(text_signature = "(trace, *, request=None, session=None, model, capacity, swa_share=None, \
-    retention='prompt_end+branch', policy='lru', page_size=64, chunk=8192, seed=0, skip_bad=False, progress=None)")]
+    retention='prompt_end+branch', policy='lru', page_size=64, chunk=8192, seed=0, skip_bad=False, prefill_rate=None, \
+    decode_rate=50.0, progress=None)")]
 #[allow(clippy::too_many_arguments)]
 fn explain_trace<'py>(
     py: Python<'py>,
@@ -87,6 +88,8 @@ fn explain_trace<'py>(
     chunk: Option<&Bound<'py, PyAny>>,
     seed: Option<&Bound<'py, PyAny>>,
     skip_bad: Option<&Bound<'py, PyAny>>,
+    prefill_rate: Option<&Bound<'py, PyAny>>,
+    decode_rate: Option<&Bound<'py, PyAny>>,
     progress: Option<Py<PyAny>>,
 ) -> PyResult<Bound<'py, PyList>> {
     let path = path_of(trace)?;
@@ -96,8 +99,20 @@ fn explain_trace<'py>(
         (None, Some(s)) => Which::Session(args::int(s, "session", 0, most)? as i64),
         _ => return Err(errors::invalid(py, "request and session", "both or neither", "one of them")),
     };
-    let given =
-        Given { model, capacity, swa_share, retention, policy, page_size, chunk, seed, skip_bad, samples: None };
+    let given = Given {
+        model,
+        capacity,
+        swa_share,
+        retention,
+        policy,
+        page_size,
+        chunk,
+        seed,
+        skip_bad,
+        samples: None,
+        prefill_rate,
+        decode_rate,
+    };
     let options = given.options(py)?;
     let stories = released(py, progress, |beat| explain(&path, &options, which, |now| beat(Some(now))))?;
     PyList::new(py, stories.iter().map(|s| story(py, s)).collect::<PyResult<Vec<_>>>()?)

@@ -1,6 +1,6 @@
 //! The two passes over a trace.
 
-use crate::cache::types::{CacheConfig, FillOut, Misses, RequestOptions};
+use crate::cache::types::{CacheConfig, FillOut, Misses, Report, RequestOptions};
 use crate::cache::{Cache, MAX_TOKENS, SeqId};
 use crate::error::{Error, Result};
 use crate::policy::{PolicyKind, Retention};
@@ -11,6 +11,9 @@ use std::path::Path;
 use std::time::Instant;
 
 pub mod explain;
+pub mod overlap;
+
+use overlap::{Clock, Service};
 
 /// Longest prefill chunk, in tokens.
 pub const MAX_CHUNK: u32 = 1 << 24;
@@ -40,6 +43,8 @@ pub struct Options {
     pub seed: u64,
     /// Lines that cannot be used are counted and passed over; else the first of them ends the replay.
     pub skip_bad: bool,
+    /// How fast requests are served, so that they overlap; `None`: one after another, each at its arrival and at once.
+    pub service: Option<Service>,
     /// Points in time that [`Outcome::samples`] shows, evenly spread over the requests; 0 for none.
     pub samples: u32,
 }
@@ -130,6 +135,10 @@ pub struct Outcome {
     pub seconds: f64,
     /// The way there, in order; the last is the end.
     pub samples: Vec<Sample>,
+    /// Most sequences that were open at once.
+    pub most_open: u64,
+    /// Virtual time that requests waited for room, in milliseconds.
+    pub waited_ms: u64,
 }
 
 impl Outcome {
@@ -214,6 +223,7 @@ pub fn run_from(
             }
         }
     }
+    engine.run_to_the_end()?;
     let seconds = start.elapsed().as_secs_f64();
     if engine.prompt_tokens != totals.prompt_tokens {
         let message = "the trace changed between the first and the second reading".into();
@@ -231,6 +241,8 @@ pub fn run_from(
         checkpoints_evicted: stats.checkpoints_evicted,
         seconds,
         samples,
+        most_open: engine.clock.as_ref().map_or(1, |c| c.most_open as u64),
+        waited_ms: engine.clock.as_ref().map_or(0, |c| c.waited / 1000),
     }))
 }
 
@@ -267,8 +279,9 @@ fn check(options: &Options) -> Result<()> {
     if options.samples > MAX_SAMPLES {
         return Err(Error::invalid("samples", options.samples, format!("0 to {MAX_SAMPLES}")));
     }
-    if !page.is_power_of_two() || page > 1024 {
-        return Err(Error::invalid("page size", page, "a power of two from 1 to 1024"));
+    // With pages of one token the token of each prompt's own would be a page that others share.
+    if !page.is_power_of_two() || !(2..=1024).contains(&page) {
+        return Err(Error::invalid("page size", page, "a power of two from 2 to 1024"));
     }
     if options.chunk < page || options.chunk > 1 << 24 {
         return Err(Error::invalid(
@@ -283,6 +296,8 @@ fn check(options: &Options) -> Result<()> {
 /// A serving engine that computes nothing: it drives the core one request after another.
 struct Engine {
     cache: Cache,
+    /// With it requests overlap.
+    clock: Option<Clock>,
     page: u64,
     chunk: u64,
     /// Most prompt tokens that the full pool can hold beside the page of the last token.
@@ -324,6 +339,7 @@ impl Engine {
             if pools.swa_pages == 0 { 0 } else { (u64::from(options.kv.window) + chunk).div_ceil(page) + 2 };
         Ok(Engine {
             cache,
+            clock: options.service.map(Clock::new).transpose()?,
             page,
             chunk,
             limit: limit.min(MAX_TOKENS - 1),
@@ -363,6 +379,9 @@ impl Engine {
         if head == 0 {
             return Ok(());
         }
+        if self.clock.is_some() {
+            return self.serve_overlapping(request, prompt, head);
+        }
         self.cache.set_now(request.t_ms);
         let mut waiting = self.cache.request(prompt, RequestOptions::default())?;
         let seq = self.cache.open(&mut waiting, 0)?;
@@ -370,14 +389,23 @@ impl Engine {
         let mut at = self.cache.info(seq)?.committed;
         while at < head + 1 {
             let n = self.chunk.min(head + 1 - at);
-            self.cache.reserve(seq, n)?;
-            self.step(seq, at + n)?;
-            self.cache.commit(seq, n, &[])?;
-            self.cache.retire(self.step)?;
+            self.compute(seq, at, n)?;
             at += n;
         }
         self.cache.finish(seq)?;
+        self.account(&report, head)
+    }
 
+    /// The next `n` positions of a sequence from `at` on, as one step.
+    fn compute(&mut self, seq: SeqId, at: u64, n: u64) -> Result<()> {
+        self.cache.reserve(seq, n)?;
+        self.step(seq, at + n)?;
+        self.cache.commit(seq, n, &[])?;
+        self.cache.retire(self.step)
+    }
+
+    /// Adds a lookup of `head` tokens and one more to the sums.
+    fn account(&mut self, report: &Report, head: u64) -> Result<()> {
         let (m, misses) = (report.matched, report.misses);
         let hit = report.delivered;
         // The last token is the partial page; every other token is a hit or has one cause.

@@ -8,13 +8,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers import Steps, plain
-from replay_models import conversations, write
 
+from helpers import Steps, plain
 from mimo_cache import InvalidArgument, cli
 from mimo_cache.replay import explain, replay, story
+from replay_models import conversations, write
 
-HYBRID: dict[str, Any] = {"model": "mimo-v2-flash", "capacity": "9000", "swa_share": 0.5, "retention": "prompt_end+branch"}
+HYBRID: dict[str, Any] = {
+    "model": "mimo-v2-flash",
+    "capacity": "9000",
+    "swa_share": 0.5,
+    "retention": "prompt_end+branch",
+}
 
 
 @pytest.fixture(scope="module")
@@ -115,7 +120,7 @@ def test_what_cannot_be_told_is_refused(trace: Path, capsys: pytest.CaptureFixtu
     for wrong in ({"request": 0}, {"request": 301}, {"session": 9}, {}, {"request": 1, "session": 1}, {"request": "1"}):
         with pytest.raises(InvalidArgument):
             explain(trace, **wrong, **HYBRID)  # type: ignore[arg-type]
-    assert cli.main(["explain", str(trace), "--request", "999"]) == 2
+    assert cli.main(["explain", str(trace), "--capacity", "16GiB", "--request", "999"]) == 2
     assert "request is 999, allowed is 1 to 300" in capsys.readouterr().err
     assert cli.main(["explain", str(trace), "--session", "-5"]) == 2
     assert "not negative" in capsys.readouterr().err

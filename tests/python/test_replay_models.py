@@ -8,9 +8,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers import Steps, plain
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+
+from helpers import Steps, plain
+from mimo_cache import InvalidArgument
+from mimo_cache.replay import optimum, replay
 from reference import Layout, lookup
 from replay_models import (
     ONE_POOL,
@@ -25,9 +28,6 @@ from replay_models import (
     path_of,
     write,
 )
-
-from mimo_cache import InvalidArgument
-from mimo_cache.replay import optimum, replay
 
 PAGE = 64
 NEED = 2  # pages of W = 128
@@ -78,7 +78,7 @@ def test_one_pool_equals_a_slow_cache(tmp_path: Path, policy: str, prompts: list
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_small_hybrid_caches_are_close_to_a_slow_one(tmp_path: Path, policy: str) -> None:
-    """The slow cache is LRU and knows no protected stretch's end: others may be better, none may be much worse."""
+    """The slow cache is plain LRU and protects no end of a stretch: the cache may be better, never much worse."""
     differences = []
     for seed, rules in enumerate(RULES):
         prompts = conversations(random.Random(seed), 300)
@@ -96,10 +96,10 @@ def test_small_hybrid_caches_are_close_to_a_slow_one(tmp_path: Path, policy: str
             # The running window takes its pages from the same pool.
             slow = Hybrid(rules, NEED, result["full_pages"] - 1, result["swa_pages"] - NEED)
             theirs = sum(slow.serve(prompt)[1] for prompt in prompts) / total
-            assert theirs > 0.2, "a trace with something to hit"
+            assert theirs > 0.1, "a trace with something to hit"
             differences.append(result["token_hit_rate"] - theirs)
-    assert min(differences) > -0.04, differences
-    assert sum(differences) / len(differences) > -0.004, differences
+    assert min(differences) > -0.005, differences
+    assert 0 <= sum(differences) / len(differences) < 0.02, differences
 
 
 @QUICK
@@ -181,7 +181,9 @@ def test_the_seed_changes_nothing(tmp_path: Path, policy: str) -> None:
     trace = write(tmp_path / "t.jsonl", conversations(random.Random(3), 200))
 
     def run(seed: int) -> dict[str, Any]:
-        result = replay(trace, model="mimo-v2.5-pro", capacity="9000", swa_share=0.6, policy=policy, seed=seed, samples=9)
+        result = replay(
+            trace, model="mimo-v2.5-pro", capacity="9000", swa_share=0.6, policy=policy, seed=seed, samples=9
+        )
         return {k: v for k, v in result.items() if k not in ("seconds", "requests_per_second")}
 
     assert run(0) == run(0) == run(987_654_321)

@@ -40,7 +40,7 @@ def converted(tmp_path: Path, kind: str, lines: Lines, **options: Any) -> list[d
     header, requests = got(out)
     assert header["requests"] == report.requests == len(requests)
     assert header["block_size"] == report.block_size
-    assert replay(out, model="uniform", capacity="1M", page_size=1)["requests"] == len(requests)
+    assert replay(out, model="uniform", capacity="1M", page_size=2)["requests"] == len(requests)
     return requests
 
 
@@ -117,7 +117,7 @@ def test_plain_texts_and_tokens(tmp_path: Path) -> None:
     assert converted(tmp_path, "plain", lines, block_size=26)[0]["h"] == [[0, 5]]
 
 
-def tester(*requests: dict[str, Any], **more: Any) -> dict[str, Any]:
+def session_of(*requests: dict[str, Any], **more: Any) -> dict[str, Any]:
     return {"id": "x", "block_size": 64, "hash_id_scope": "local", "tool_tokens": 128, "requests": requests, **more}
 
 
@@ -129,8 +129,8 @@ def test_kv_cache_tester(tmp_path: Path) -> None:
     folder = tmp_path / "in"
     folder.mkdir()
     agent = {"t": 2.0, "type": "subagent", "requests": [turn(0.5, 130, [50, 51])], "tool_tokens": 0}
-    put(folder / "b.json", [tester(turn(0, 200, [1, 2, 3]), agent, turn(9, 260, [1, 2, 3, 4]))])
-    put(folder / "a.json.gz", [tester(turn(0, 192, [1, 2, 3]), turn(2.25, 200, [1, 2, 9]))])
+    put(folder / "b.json", [session_of(turn(0, 200, [1, 2, 3]), agent, turn(9, 260, [1, 2, 3, 4]))])
+    put(folder / "a.json.gz", [session_of(turn(0, 192, [1, 2, 3]), turn(2.25, 200, [1, 2, 9]))])
     out = tmp_path / "out.jsonl"
     convert("kv-cache-tester", folder, out, Options(spread=0.0))
     assert got(out)[1] == [
@@ -277,14 +277,14 @@ def refused_in_order(tmp_path: Path) -> str:
 def test_kv_cache_tester_names_file_and_request(tmp_path: Path) -> None:
     folder = tmp_path / "in"
     folder.mkdir()
-    put(folder / "a.json", [tester(turn(0, 200, [1, 2, 3]))])
+    put(folder / "a.json", [session_of(turn(0, 200, [1, 2, 3]))])
     for content, words in (
         ("{", "b.json is not JSON"),
         ({"requests": 5}, "requests of b.json is 5"),
-        (tester(turn(0, 64, [1]), turn(1, 64, [-1])), "request 2 of b.json: hash_ids of scope local"),
-        (tester(turn(0, 64, [1]), {"t": 1}), "request 2 of b.json: in is None"),
-        (tester(block_size=16), "block_size of b.json is 16"),
-        (tester(turn(0, 64, [1]), hash_id_scope="all"), "hash_id_scope is 'all'"),
+        (session_of(turn(0, 64, [1]), turn(1, 64, [-1])), "request 2 of b.json: hash_ids of scope local"),
+        (session_of(turn(0, 64, [1]), {"t": 1}), "request 2 of b.json: in is None"),
+        (session_of(block_size=16), "block_size of b.json is 16"),
+        (session_of(turn(0, 64, [1]), hash_id_scope="all"), "hash_id_scope is 'all'"),
     ):
         put(folder / "b.json", [content])
         with pytest.raises(TraceError, match=words) as info:
@@ -315,7 +315,9 @@ def test_whatever_a_line_holds_it_is_a_request_or_an_error(tmp_path: Path, data:
     )
     target: Any = data.draw(st.sampled_from(lines))
     for _ in range(data.draw(st.integers(0, 3))):
-        keys = list(target) if isinstance(target, dict) else list(range(len(target))) if isinstance(target, list) else []
+        keys = (
+            list(target) if isinstance(target, dict) else list(range(len(target))) if isinstance(target, list) else []
+        )
         if not keys:
             return
         key = data.draw(st.sampled_from(keys))
@@ -325,20 +327,22 @@ def test_whatever_a_line_holds_it_is_a_request_or_an_error(tmp_path: Path, data:
     parent[key] = value
     out = tmp_path / "out.jsonl"
     try:
-        report: Report = convert(kind, put(tmp_path / "in.jsonl", lines), out, Options(skip_bad=data.draw(st.booleans())))
+        report: Report = convert(
+            kind, put(tmp_path / "in.jsonl", lines), out, Options(skip_bad=data.draw(st.booleans()))
+        )
     except (TraceError, InvalidArgument):
         return
-    assert replay(out, model="uniform", capacity="1M", page_size=1)["requests"] == report.requests
+    assert replay(out, model="uniform", capacity="1M", page_size=2)["requests"] == report.requests
 
 
 def test_blocks_of_texts_are_shared_as_far_as_the_texts_are(tmp_path: Path) -> None:
     rng = random.Random(4)
     texts = ["".join(rng.choices("ab", (9, 1), k=rng.randrange(40))) for _ in range(80)]
-    requests = converted(tmp_path, "plain", [{"prompt": text} for text in texts], block_size=1)
+    requests = converted(tmp_path, "plain", [{"prompt": text} for text in texts], block_size=2)
     ids: dict[str, int] = {}
     for text, request in zip(texts, requests, strict=True):
         flat = [i for first, count in request["h"] for i in range(first, first + count)]
-        assert flat == [ids.setdefault(text[: 4 * n + 4], len(ids)) for n in range(len(text) // 4)]
+        assert flat == [ids.setdefault(text[: 8 * n + 8], len(ids)) for n in range(len(text) // 8)]
 
 
 def test_the_command(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -94,7 +94,7 @@ def _suite(args: argparse.Namespace) -> int:
     """Runs `mimo-cache replay --suite`."""
     if args.swa_share is not None or args.best_split:
         raise InvalidArgument("--suite runs with the default split; leave --swa-share and --best-split out")
-    options = {word: getattr(args, word) for word in ("retention", "policy", "page_size", "chunk", "seed", "skip_bad")}
+    options = {k: v for k, v in cache_options(args).items() if k not in ("model", "capacity")}
     runs = suite.run(Path(args.suite), options, say=log)
     if args.html is not None:
         write_page(args.html, f"mimo-cache replay of the traces in {Path(args.suite).name}", runs)
@@ -133,6 +133,11 @@ def _table(result: dict[str, Any]) -> str:
         rows.append(("reached", f"{best['reached']:.1%} of the optimum"))
     for cause, count in result["misses"].items():
         rows.append((f"miss {cause}", f"{count / total if total else 0:.2%} ({_CAUSES.get(cause, cause)})"))
+    if result["prefill_rate"] is not None:
+        waited = result["waited_ms"] / max(1, result["requests"])
+        rows.append(
+            ("overlap", f"{result['most_open']:,} sequences open at most, {waited:,.0f} ms of waiting a request")
+        )
     if result["skipped_lines"]:
         rows.append(("bad lines", f"{result['skipped_lines']:,} passed over"))
     rows.append(("speed", f"{result['requests_per_second']:,.0f} requests/s, {result['seconds']:.1f} s"))

@@ -9,7 +9,7 @@ from typing import Any
 
 from mimo_cache import _core
 
-WORDS = ("model", "capacity", "retention", "policy", "page_size", "chunk", "seed")
+WORDS = ("model", "capacity", "retention", "policy", "page_size", "chunk", "seed", "prefill_rate", "decode_rate")
 
 
 def add_cache_arguments(parser: argparse.ArgumentParser) -> None:
@@ -38,6 +38,19 @@ def add_cache_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--page-size", type=int, default=64, metavar="N", help="tokens per page (%(default)s)")
     parser.add_argument("--chunk", type=int, default=8192, metavar="N", help="tokens per prefill chunk (%(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="seed of the cache's hash tables (%(default)s)")
+    parser.add_argument(
+        "--prefill-rate",
+        type=float,
+        metavar="R",
+        help="requests overlap: prompt tokens computed per second, over all requests (one after another, at once)",
+    )
+    parser.add_argument(
+        "--decode-rate",
+        type=float,
+        default=50.0,
+        metavar="R",
+        help="with --prefill-rate: output tokens per second of a request (%(default)s)",
+    )
     parser.add_argument("--skip-bad", action="store_true", help="count lines that cannot be used, and go on")
     parser.add_argument("--json", action="store_true", help="one JSON object as the last line of stdout")
 

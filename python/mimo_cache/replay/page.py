@@ -133,7 +133,9 @@ def _against_capacity(trace: TraceRuns, rows: Sequence[Row]) -> str:
         ax.plot([p / per_one for p in pages], lru, color=LRU, linewidth=1, label="LRU, from stack distances")
     x = [row.percent if row.percent is not None else 1.0 for row in rows]
     if hybrid and rows[0].lru is not None and any(row.lru is not row.ours for row in rows):
-        ax.plot(x, [100 * row.lru["token_hit_rate"] for row in rows if row.lru], "o-", color=LRU, markersize=4, label="LRU")
+        ax.plot(
+            x, [100 * row.lru["token_hit_rate"] for row in rows if row.lru], "o-", color=LRU, markersize=4, label="LRU"
+        )
     ours = [100 * row.ours["token_hit_rate"] for row in rows if row.ours]
     ax.plot(x, ours, "o-", color=OURS, markersize=4, label="this cache")
     low, high = min(x) / 2, max(x) * 2
@@ -171,8 +173,12 @@ def _rates(r: dict[str, Any]) -> Any:
     samples = r["samples"]
     prompts, hits = _steps(r, "prompt_tokens"), _steps(r, "hit_tokens")
     near = [100 * h / p if p else float("nan") for h, p in zip(hits, prompts, strict=True)]
-    ax.plot(x, near, ".", color="#8ab6d6", markersize=3, label=f"usable, {r['requests'] // len(samples):,} requests each")
-    ax.plot(x, [100 * s["full_kv_tokens"] / max(1, s["prompt_tokens"]) for s in samples], "--", color=LRU, label="full KV")
+    ax.plot(
+        x, near, ".", color="#8ab6d6", markersize=3, label=f"usable, {r['requests'] // len(samples):,} requests each"
+    )
+    ax.plot(
+        x, [100 * s["full_kv_tokens"] / max(1, s["prompt_tokens"]) for s in samples], "--", color=LRU, label="full KV"
+    )
     ax.plot(x, [100 * s["hit_tokens"] / max(1, s["prompt_tokens"]) for s in samples], color=OURS, label="usable so far")
     ax.set(ylim=(0, 102), xlabel=unit, ylabel="% of prompt tokens")
     ax.legend(fontsize=8, loc="lower right")
@@ -203,7 +209,9 @@ def _occupancy(r: dict[str, Any]) -> Any:
     """Cached pages by group, in bytes."""
     f, (ax,) = figure(9, 2.6)
     x, unit = _hours(r)
-    scale, name = next(((2**k, n) for k, n in ((40, "TiB"), (30, "GiB"), (20, "MiB")) if _bytes(r) >= 2**k), (1, "bytes"))
+    scale, name = next(
+        ((2**k, n) for k, n in ((40, "TiB"), (30, "GiB"), (20, "MiB")) if _bytes(r) >= 2**k), (1, "bytes")
+    )
     rows, names, colours = [], [], []
     for group, colour in (("full", OURS), ("swa", LRU)):
         if r[f"{group}_pages"]:

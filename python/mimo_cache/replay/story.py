@@ -119,7 +119,11 @@ def text(story: dict[str, Any]) -> str:
 
 def _who(who: dict[str, Any], story: dict[str, Any], session: bool = True) -> str:
     ago = story["t_ms"] - who["t_ms"]
-    of = f" of session {who['session']}" if session and who["session"] >= 0 and who["session"] != story["session"] else ""
+    of = (
+        f" of session {who['session']}"
+        if session and who["session"] >= 0 and who["session"] != story["session"]
+        else ""
+    )
     own = " of its own session" if session and who["session"] == story["session"] >= 0 else ""
     return f"request {who['request']:,}{of}{own}, {span(ago)} before"
 

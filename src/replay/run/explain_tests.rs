@@ -20,6 +20,7 @@ fn options(window: u32, full: u64, share: f64, retention: &str) -> Options {
         chunk: 16,
         seed: 1,
         skip_bad: false,
+        service: None,
         samples: 0,
     }
 }

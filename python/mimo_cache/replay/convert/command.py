@@ -39,7 +39,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="kv-cache-tester: sessions with equally many tool tokens share the blocks of their tools",
     )
     parser.add_argument(
-        "--gap", type=float, default=1.0, metavar="SECONDS", help="events: a request is over this long after a block (1)"
+        "--gap",
+        type=float,
+        default=1.0,
+        metavar="SECONDS",
+        help="events: a request is over this long after a block (1)",
     )
     parser.add_argument("--json", action="store_true", help="one JSON object as the last line of stdout")
 

@@ -77,7 +77,9 @@ class VllmEvents(Format):
         size = whole(number, fields, "block_size", 1 << 20)
         if self._log_block is None:
             if size < 1 or self.block_size % size:
-                raise bad(number, f"block_size is {size}, allowed is a divisor of the trace's block of {self.block_size}")
+                raise bad(
+                    number, f"block_size is {size}, allowed is a divisor of the trace's block of {self.block_size}"
+                )
             self._log_block = size
         if size != self._log_block:
             raise bad(number, f"block_size is {size}, allowed is {self._log_block}, that of the blocks before")

@@ -6,6 +6,7 @@ import gzip
 import json
 import zlib
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
@@ -32,12 +33,15 @@ def shown(value: object) -> str:
     return text if len(text) <= 60 else text[:57] + "..."
 
 
-def opened(path: Path) -> BinaryIO:
+@contextmanager
+def opened(path: Path) -> Iterator[BinaryIO]:
     """The file's bytes, unpacked when its first two say gzip."""
-    file = path.open("rb")
-    if file.peek(2)[:2] == b"\x1f\x8b":
-        return cast(BinaryIO, gzip.open(file))
-    return file
+    with path.open("rb") as file:
+        if file.peek(2)[:2] != b"\x1f\x8b":
+            yield file
+            return
+        with gzip.open(file) as unpacked:
+            yield cast(BinaryIO, unpacked)
 
 
 def lines(path: Path) -> Iterator[tuple[int, bytes | TraceError]]:

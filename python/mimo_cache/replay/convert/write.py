@@ -91,7 +91,10 @@ class _Gzip(gzip.GzipFile):
 
 
 def _line(r: Request) -> str:
-    return json.dumps({"t": r.t_ms, "s": r.session, "i": r.prompt, "o": r.output, "h": r.runs}, separators=(",", ":")) + "\n"
+    return (
+        json.dumps({"t": r.t_ms, "s": r.session, "i": r.prompt, "o": r.output, "h": r.runs}, separators=(",", ":"))
+        + "\n"
+    )
 
 
 def _skip(error: TraceError, options: Options, report: Report) -> None:
