@@ -422,7 +422,7 @@ class Explanation:
         """Checkpoints on the matched path, shallow first; at most 64, the deepest."""
     @property
     def stretches(self) -> list[dict[str, Any]]:
-        """What missed, in order of position: dicts of `from`, `to` (tokens), `cause`, and `dropped` for what was evicted:
+        """What missed, in order of position: dicts of `from`, `to` (tokens), `cause`, and for what was evicted `dropped`:
         `why`, `sequence` (its `id`), `calls_ago`, or `None` when that is forgotten. At most 64."""
     @property
     def lost_checkpoints(self) -> list[dict[str, Any]]:
@@ -853,7 +853,7 @@ def replay(
 
     `progress(done, total, prompt_tokens, hit_tokens)` is called about ten times a second; what it raises ends the
     replay. `swa_share=None`: 0 for a model without an SWA group, else 0.1. `skip_bad`: lines that cannot be used are
-    counted and passed over. `samples`: points in time of the result's `samples`. With `prefill_rate` (tokens per second)
+    counted and passed over. `samples`: points in time of the result's `samples`. With `prefill_rate` (tokens a second)
     requests overlap, and each stays open until its output has come at `decode_rate`. `docs/cli.md` names every key.
     """
 

@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import mimo_cache
+from mimo_cache import generate
 from mimo_cache._parser import Parser
 from mimo_cache.replay import command as replay
 from mimo_cache.replay import story
@@ -32,8 +33,9 @@ def parser() -> argparse.ArgumentParser:
         dest="trace_command", required=True, metavar="COMMAND", parser_class=Parser
     )
     convert.add_arguments(traces.add_parser("convert", help="from another format to the one that replay reads"))
+    generate.add_arguments(commands.add_parser("generate", help="text from a checkpoint, through the cache"))
     # These two read their own arguments; they stand here for --help.
-    commands.add_parser("demo", add_help=False, help="real sessions through the cache, every page checked")
+    commands.add_parser("demo", add_help=False, help="a model with the cache and without it, bit for bit")
     commands.add_parser("bench", add_help=False, help="measure the cache against its peers")
     return top
 
@@ -47,9 +49,8 @@ def _run(argv: list[str]) -> int:
         from mimo_cache import bench  # noqa: PLC0415
 
         return bench.main(argv[1:])
-    args = parser().parse_args(argv)
-    commands = {"replay": replay.command, "explain": story.command, "trace": convert.command}
-    return commands[args.command](args)
+    options = parser().parse_args(argv)
+    return int(options.run(options))
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -1,4 +1,4 @@
-"""Caches as a few slow lines, to hold replays and the optimum against: no runs, no lists of nodes, every page looked at.
+"""Caches as a few slow lines, to hold replays and the optimum against: no runs, no nodes, every page looked at.
 
 A page is the path of choices from the root to it; its parent is one shorter. A prompt is the path of its last page.
 """
@@ -52,7 +52,7 @@ def conversations(rng: random.Random, count: int) -> list[Page]:
     for _ in range(count):
         if len(living) < 4 or rng.random() < 0.1:
             system = rng.randrange(3)
-            prompt: Page = tuple([system, *[7] * (11 + 5 * system)])
+            prompt: Page = (system, *[7] * (11 + 5 * system))
         else:
             # The newest sessions talk most.
             prompt = living.pop(-1 - min(rng.randrange(len(living)), rng.randrange(len(living))))

@@ -292,8 +292,8 @@ def test_kv_cache_tester_names_file_and_request(tmp_path: Path) -> None:
         assert info.value.line == 2
         report = convert("kv-cache-tester", folder, tmp_path / "out.jsonl", Options(skip_bad=True))
         assert (report.requests, report.skipped_lines) == (1, 1)
+    (tmp_path / "empty").mkdir()
     with pytest.raises(InvalidArgument, match="a folder of files"):
-        (tmp_path / "empty").mkdir()
         convert("kv-cache-tester", tmp_path / "empty", tmp_path / "out.jsonl", Options())
 
 

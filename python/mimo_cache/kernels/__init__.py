@@ -8,6 +8,7 @@ extra `runner`.
 from __future__ import annotations
 
 from importlib import import_module
+from typing import Any
 
 from mimo_cache import MimoCacheError
 
@@ -31,8 +32,9 @@ def get(name: str) -> type[Kernels]:
     if name not in BACKENDS:
         raise UnknownBackend(f"backend is {name!r}, allowed is one of {', '.join(sorted(BACKENDS))}")
     module, _, cls = BACKENDS[name].partition(":")
-    found = getattr(import_module(module), cls)
-    assert issubclass(found, Kernels), f"{BACKENDS[name]} is no Kernels"
+    found: Any = getattr(import_module(module), cls)
+    if not (isinstance(found, type) and issubclass(found, Kernels)):
+        raise UnknownBackend(f"backend {name!r} is {BACKENDS[name]}, which is no class of Kernels")
     return found
 
 

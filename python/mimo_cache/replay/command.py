@@ -33,6 +33,7 @@ _KINDS = {
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments of `mimo-cache replay`."""
+    parser.set_defaults(run=command)
     parser.description = (
         "Sends every request of a trace through the cache and reports the token hit rate: usable prompt tokens over "
         "prompt tokens in full blocks."

@@ -5,6 +5,7 @@ from __future__ import annotations
 import html
 import io
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 from matplotlib.backends.backend_svg import FigureCanvasSVG
@@ -164,7 +165,7 @@ def _hours(r: dict[str, Any]) -> tuple[list[float], str]:
 def _steps(r: dict[str, Any], key: str) -> list[int]:
     """What a counter grew by between samples."""
     values = [0] + [s[key] for s in r["samples"]]
-    return [b - a for a, b in zip(values, values[1:], strict=False)]
+    return [b - a for a, b in pairwise(values)]
 
 
 def _rates(r: dict[str, Any]) -> Any:
@@ -193,7 +194,7 @@ def _misses(r: dict[str, Any]) -> Any:
     rows, names = [], []
     for cause in CAUSES:
         values = [0] + [s["misses"][cause] for s in r["samples"]]
-        grown = [b - a for a, b in zip(values, values[1:], strict=False)]
+        grown = [b - a for a, b in pairwise(values)]
         if any(grown):
             rows.append([100 * g / p if p else 0.0 for g, p in zip(grown, prompts, strict=True)])
             names.append(cause)

@@ -27,6 +27,7 @@ _WHY = {
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments of `mimo-cache explain`."""
+    parser.set_defaults(run=command)
     parser.description = (
         "Replays a trace up to a request and tells where its prompt was found, what was missing, and which requests "
         "pushed that out."

@@ -77,7 +77,7 @@ def capacities(name: str, model: str) -> tuple[float, ...]:
 
 
 def run(folder: Path, options: dict[str, Any], say: Callable[[str], None] = lambda _: None) -> list[TraceRuns]:
-    """Replays every trace of `folder` with `options` (those of `replay` but model, capacity and split), and with LRU."""
+    """Replays every trace of `folder` with `options` (those of `replay` but model, capacity, split), and with LRU."""
     stop = threading.Event()
 
     def progress(*_: int) -> None:

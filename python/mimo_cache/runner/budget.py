@@ -56,5 +56,7 @@ def plan(geometry: Geometry, memory: int, *, max_running: int, max_step_tokens: 
     full = (rest - checkpoints * swa_bytes) // full_bytes
     if full < 1:
         least = (scratch + windows + 1) * swa_bytes + full_bytes
-        raise RequestError(f"memory is {memory} bytes, at least {least} are needed for one full page beside the windows")
+        raise RequestError(
+            f"memory is {memory} bytes, at least {least} are needed for one full page beside the windows"
+        )
     return Budget(full, scratch + windows + checkpoints, scratch)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias, cast
 
-from mimo_cache import Geometry, Key, PrefixCache, Report
+from mimo_cache import Geometry, Key, OutOfPages, PrefixCache, Report
 from mimo_cache.kernels import get
 from mimo_cache.kernels.contract import Shape
 from mimo_cache.models import ModelConfig, load
@@ -27,7 +28,9 @@ TINY = Path(__file__).parent.parent / "models" / "tiny"
 """The checkpoint that comes with the package; its name is "tiny"."""
 KV_DTYPES = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
 
-Prompt = str | Sequence[int]
+GREEDY = SamplingParams()
+
+Prompt: TypeAlias = str | Sequence[int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +63,8 @@ class LLM:
     - `backend`: "torch", or "reference", whose bits do not depend on what is cached.
     - `memory`: bytes of all pools ("512M", "8G"), or `full_pages`, `swa_pages` and `scratch_pages` one by one.
     - `page_size`: tokens per page; by default the largest power of two up to the window W and 64.
-    - `retention`, `policy`: as for `PrefixCache`.
+    - `retention`, `policy`: as for `PrefixCache`; by default with the ends of answers, which the
+      next turn repeats.
     - `max_running`: sequences in one step; `max_step_tokens`: their rows, which bounds a prefill chunk.
     - `dtype`: of weights and KV, by default float32 on the CPU and the config's elsewhere.
 
@@ -77,7 +81,7 @@ class LLM:
         swa_pages: int | None = None,
         scratch_pages: int | None = None,
         page_size: int | None = None,
-        retention: str = "prompt_end+branch",
+        retention: str = "prompt_end+seq_end+branch",
         policy: str = "lru",
         max_running: int = 8,
         max_step_tokens: int = 512,
@@ -137,11 +141,13 @@ class LLM:
         )
         model = Model(config, weights, kernels_class(shape), pools)
         self.engine = Engine(model, self.cache, max_running=max_running, max_step_tokens=max_step_tokens)
+        self._boxes: dict[int, deque[Output]] = {}
+        self._refusals: dict[int, OutOfPages] = {}
 
     def generate(
         self,
         prompts: Prompt | Sequence[Prompt],
-        params: SamplingParams | Sequence[SamplingParams] = SamplingParams(),
+        params: SamplingParams | Sequence[SamplingParams] = GREEDY,
         *,
         key: Key | None = None,
         store: bool = True,
@@ -152,39 +158,71 @@ class LLM:
         nothing. Raises `RequestError` for a request that model or pools can never serve, before any is run where that
         can be known; then nothing of the call stays queued.
         """
-        many = [prompts] if _is_one(prompts) else list(prompts)
+        many = cast(list[Prompt], [prompts] if _is_one(prompts) else list(prompts))
         each = [params] * len(many) if isinstance(params, SamplingParams) else list(params)
         if len(each) != len(many):
             raise RequestError(f"there are {len(each)} parameters for {len(many)} prompts, allowed is one or as many")
         begin = time.perf_counter()
         uids: list[int] = []
-        made: dict[int, list[Output]] = {}
+        made: list[list[Output]] = []
         try:
             for prompt, param in zip(many, each, strict=True):
-                uids.append(self.engine.add(self._ids(prompt), param, key=key, store=store))
-            while self.engine.busy:
-                for output in self.engine.step():
-                    made.setdefault(output.uid, []).append(output)
+                uids.append(self._begin(prompt, param, key, store))
+            for uid in uids:
+                made.append([self._next(uid, uids)])
+                while not made[-1][-1].finish:
+                    made[-1].append(self._next(uid, uids))
         finally:
             for uid in uids:
-                self.engine.abort(uid)
-        return [self._completion(made[uid], begin) for uid in uids]
+                self._end(uid)
+        return [self._completion(outputs, begin) for outputs in made]
 
     def stream(
-        self, prompt: Prompt, params: SamplingParams = SamplingParams(), *, key: Key | None = None, store: bool = True
-    ) -> Iterator[Piece]:
-        """Completes one prompt token by token. Closing the iterator early aborts the request."""
+        self, prompt: Prompt, params: SamplingParams = GREEDY, *, key: Key | None = None, store: bool = True
+    ) -> Generator[Piece]:
+        """Completes one prompt token by token. Closing the iterator early aborts the request. Streams and calls of
+        `generate` may be mixed: a step serves all of them, whoever asks for it."""
         decoder = self.tokenizer.stream()
-        uid = self.engine.add(self._ids(prompt), params, key=key, store=store)
+        uid = self._begin(prompt, params, key, store)
         try:
-            while self.engine.busy:
-                for output in self.engine.step():
-                    if output.uid == uid:
-                        yield Piece(decoder.step(output.token), output.token, output.finish, output.report)
-                        if output.finish:
-                            return
+            finish = None
+            while not finish:
+                output = self._next(uid, [uid])
+                finish = output.finish
+                yield Piece(decoder.step(output.token), output.token, finish, output.report)
         finally:
-            self.engine.abort(uid)
+            self._end(uid)
+
+    def _begin(self, prompt: Prompt, params: SamplingParams, key: Key | None, store: bool) -> int:
+        uid = self.engine.add(self._ids(prompt), params, key=key, store=store)
+        self._boxes[uid] = deque()
+        return uid
+
+    def _next(self, uid: int, call: Sequence[int]) -> Output:
+        """The next token of a request. Steps are run until there is one, and what they make for others is kept. Raises
+        what became of any request of the same call."""
+        box = self._boxes[uid]
+        while not box:
+            for refused in self._refusals.keys() & call:
+                raise self._refusals[refused]
+            if not self.engine.has(uid):
+                raise RequestError("the request has ended: a step that it took part in failed, or it was aborted")
+            try:
+                outputs = self.engine.step()
+            except OutOfPages as refusal:
+                if self.engine.refused is None:
+                    raise
+                self._refusals[self.engine.refused] = refusal
+                continue
+            for output in outputs:
+                if output.uid in self._boxes:
+                    self._boxes[output.uid].append(output)
+        return box.popleft()
+
+    def _end(self, uid: int) -> None:
+        self.engine.abort(uid)
+        self._boxes.pop(uid, None)
+        self._refusals.pop(uid, None)
 
     def _ids(self, prompt: Prompt) -> Sequence[int]:
         return self.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
@@ -205,8 +243,8 @@ def default_page(window: int) -> int:
 
 def _is_one(prompts: Any) -> bool:
     """A text, or token ids themselves."""
-    return isinstance(prompts, str) or (len(prompts) > 0 and not isinstance(prompts[0], str) and not _sequence(prompts[0]))
-
-
-def _sequence(item: Any) -> bool:
-    return hasattr(item, "__len__")
+    if isinstance(prompts, str):
+        return True
+    first = prompts[0] if len(prompts) else ""
+    sized = hasattr(first, "__len__") and getattr(first, "ndim", 1) != 0
+    return not isinstance(first, str) and not sized

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
+from numbers import Integral, Real
 from typing import Any
 
 import numpy as np
@@ -35,15 +36,21 @@ class SamplingParams:
     keep_logits: bool = False
 
     def __post_init__(self) -> None:
-        for name, value, good, allowed in (
-            ("max_tokens", self.max_tokens, 1 <= self.max_tokens <= MAX_TOKENS, f"1 to {MAX_TOKENS}"),
-            ("temperature", self.temperature, 0 <= self.temperature <= 100, "0 to 100"),
-            ("top_k", self.top_k, self.top_k >= 0, "0 or more"),
-            ("top_p", self.top_p, 0 < self.top_p <= 1, "above 0 and at most 1"),
-            ("seed", self.seed, 0 <= self.seed < 1 << 64, "0 to 2^64 - 1"),
+        for name, kind, low, high, allowed in (
+            ("max_tokens", Integral, 1, MAX_TOKENS, f"1 to {MAX_TOKENS}"),
+            ("temperature", Real, 0, 100, "0 to 100"),
+            ("top_k", Integral, 0, None, "0 or more"),
+            ("top_p", Real, None, 1, "above 0 and at most 1"),
+            ("seed", Integral, 0, (1 << 64) - 1, "0 to 2^64 - 1"),
         ):
-            if not good:
-                raise RequestError(f"{name} is {value}, allowed is {allowed}")
+            value = getattr(self, name)
+            good = isinstance(value, kind) and not isinstance(value, bool)
+            # Comparisons are such that NaN fails them.
+            if not good or not (value >= low if low is not None else value > 0) or not (high is None or value <= high):
+                raise RequestError(f"{name} is {value!r:.80}, allowed is {allowed}")
+        stop = self.stop_token_ids
+        if not isinstance(stop, Collection) or not all(isinstance(token, Integral) for token in stop):
+            raise RequestError(f"stop_token_ids is {stop!r:.80}, allowed is a list of token ids")
 
 
 class Sampler:

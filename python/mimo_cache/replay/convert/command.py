@@ -18,6 +18,7 @@ from .write import as_json, convert
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments of `mimo-cache trace convert`."""
+    parser.set_defaults(run=command)
     parser.description = "Writes a trace that `mimo-cache replay` reads. What is read of each format: docs/replay.md."
     parser.add_argument("--from", dest="kind", required=True, metavar="FORMAT", help=", ".join(FORMATS))
     parser.add_argument("input", type=Path, help="file, plain or gzip; for kv-cache-tester also a folder")

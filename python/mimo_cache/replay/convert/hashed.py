@@ -11,7 +11,7 @@ from .source import bad, hashes, milliseconds, record, whole
 
 
 class Mooncake(Format):
-    """The traces of Mooncake (FAST'25): `timestamp` in ms, `input_length`, `output_length`, `hash_ids` of 512 tokens."""
+    """The traces of Mooncake (FAST'25): `timestamp` in ms, `input_length`, `output_length`, `hash_ids` of 512."""
 
     name = "mooncake"
     own_block = 512
