@@ -106,6 +106,8 @@ def test_the_torch_backend_compares_tokens(capsys: pytest.CaptureFixture[str]) -
         (["--backend", "cuda9"], "cuda9"),
         (["--backend", "torch", "--sabotage", "kv"], "needs the backend reference"),
         (["--sabotage", "swa"], "swa"),
+        (["--can"], "--can"),
+        (["--scale", "0.5"], "--scale"),
         (["--model", "/nowhere"], "/nowhere"),
     ],
 )

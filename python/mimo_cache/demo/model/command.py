@@ -49,6 +49,7 @@ def parser() -> argparse.ArgumentParser:
 
     p = Parser(
         prog="mimo-cache demo",
+        allow_abbrev=False,  # --canary is looked for before this parser sees it
         description="A model answers agent sessions, every turn with the cache and without it, and both are compared.",
         epilog="Exit code 0 only when both are identical. The canary demo has options of its own: "
         "mimo-cache demo --canary --help.",
