@@ -31,8 +31,7 @@ fn optimum<'py>(
 ) -> PyResult<Bound<'py, PyDict>> {
     let path = path_of(trace)?;
     let pages = args::items(capacities, "capacities", "page counts")?;
-    let pages =
-        pages.iter().map(|p| args::int(p, "capacity", 0, u64::MAX)).collect::<PyResult<Vec<u64>>>()?;
+    let pages = pages.iter().map(|p| args::int(p, "capacity", 0, u64::MAX)).collect::<PyResult<Vec<u64>>>()?;
     let page_size = args::int_or(page_size, 64, "page_size", 1, 1024)? as u32;
     let skip_bad = args::flag(skip_bad, false, "skip_bad")?;
     let (best, belady, (lru, reuse)) = released(py, None, |beat| {
@@ -240,7 +239,9 @@ impl PyBlockIds {
             let item = item?;
             match item.extract::<u64>().or_else(|_| item.extract::<i64>().map(|v| v as u64)) {
                 Ok(word) => words.push(word),
-                Err(_) => return Err(errors::invalid(py, "block hash", args::shown(&item), "an int of at most 64 bits")),
+                Err(_) => {
+                    return Err(errors::invalid(py, "block hash", args::shown(&item), "an int of at most 64 bits"));
+                }
             }
         }
         self.runs(py, |ids| ids.of_hashes(words))
