@@ -411,7 +411,10 @@ impl Engine {
         let (m, misses) = (report.matched, report.misses);
         let hit = report.delivered;
         // The last token is the partial page; every other token is a hit or has one cause.
-        if hit + misses.total() != head + 1 || misses.partial_page != 1 || hit > m.full_kv_match || hit % self.page != 0
+        if hit + misses.total() != head + 1
+            || misses.partial_page != 1
+            || hit > m.full_kv_match
+            || !hit.is_multiple_of(self.page)
         {
             return Err(Error::Integrity(format!("a prompt of {} tokens was reported as {report:?}", head + 1)));
         }
