@@ -119,7 +119,7 @@ def test_a_story_in_sentences(trace: Path, capsys: pytest.CaptureFixture[str]) -
 def test_what_cannot_be_told_is_refused(trace: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for wrong in ({"request": 0}, {"request": 301}, {"session": 9}, {}, {"request": 1, "session": 1}, {"request": "1"}):
         with pytest.raises(InvalidArgument):
-            explain(trace, **wrong, **HYBRID)  # type: ignore[arg-type]
+            explain(trace, **wrong, **HYBRID)
     assert cli.main(["explain", str(trace), "--capacity", "16GiB", "--request", "999"]) == 2
     assert "request is 999, allowed is 1 to 300" in capsys.readouterr().err
     assert cli.main(["explain", str(trace), "--session", "-5"]) == 2

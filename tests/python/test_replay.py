@@ -120,7 +120,14 @@ def test_errors_have_their_class_and_line(tmp_path: Path) -> None:
     assert broken.value.line == 3
     with pytest.raises(mimo_cache.InvalidArgument):
         replay(trace, model="mimo-v2.5-pro", capacity="none")
-    for wrong in ({"page_size": "64"}, {"chunk": -1}, {"seed": 2**64}, {"model": 5}, {"swa_share": "half"}):
+    wrongs: tuple[dict[str, Any], ...] = (
+        {"page_size": "64"},
+        {"chunk": -1},
+        {"seed": 2**64},
+        {"model": 5},
+        {"swa_share": "half"},
+    )
+    for wrong in wrongs:
         with pytest.raises(mimo_cache.InvalidArgument, match=next(iter(wrong))):
             replay(trace, **{"model": "mimo-v2.5-pro", "capacity": "1M", **wrong})
     with pytest.raises(mimo_cache.InvalidArgument, match="trace is of type int"):

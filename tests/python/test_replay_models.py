@@ -58,7 +58,7 @@ QUICK = settings(max_examples=40, suppress_health_check=[HealthCheck.function_sc
 @given(prompts=PROMPTS)
 def test_equals_a_cache_that_never_evicts(tmp_path: Path, policy: str, rules: Rules, prompts: list[Page]) -> None:
     trace = write(tmp_path / "t.jsonl", prompts)
-    options = {"model": "mimo-v2-flash", "capacity": "100k", "swa_share": 0.8, "policy": policy}
+    options: dict[str, Any] = {"model": "mimo-v2-flash", "capacity": "100k", "swa_share": 0.8, "policy": policy}
     result = replay(trace, retention=rules.text(PAGE), **options)
     slow = Hybrid(rules, NEED)
     found = [slow.serve(prompt) for prompt in prompts]

@@ -7,7 +7,7 @@ import json
 import random
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -179,7 +179,7 @@ def test_events_are_chains_of_stored_blocks(tmp_path: Path) -> None:
     def array(event: dict[str, Any]) -> list[object]:
         return list(event.values())
 
-    arrays = [[b["ts"], [array(e) for e in b["events"]], 0] for b in lines]
+    arrays = [[b["ts"], [array(e) for e in cast(Any, b["events"])], 0] for b in lines]
     assert converted(tmp_path, "sglang-events", arrays, block_size=16) == want
     # Blocks of 64 tokens: only those that are whole.
     assert [r["h"] for r in converted(tmp_path, "vllm-events", lines)] == [[[0, 1]], [], [[0, 1]], []]

@@ -71,7 +71,7 @@ def _count(report: Report, format_: Format) -> None:
     report.blocks = format_.distinct()
 
 
-def _create(path: Path, out: Path) -> IO[bytes]:
+def _create(path: Path, out: Path) -> IO[bytes] | _Gzip:
     if out.name.endswith(".gz"):
         # No name and no time inside, so that the same input gives the same bytes.
         return _Gzip(path.open("wb"))
