@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from mimo_cache.kernels.rows import Work
-from mimo_cache.runner import Engine, SamplingParams
+from mimo_cache.runner import Engine, RequestError, SamplingParams
 from mimo_cache.runner.engine import Lane
 from small_models import Sizes, config, parts, tokens, weights
 from watched import Alone, Told, Watched
@@ -119,8 +119,9 @@ def test_a_plan_that_is_not_carried_out_is_found_out(monkeypatch: pytest.MonkeyP
         write(works)
 
     monkeypatch.setattr(Engine, "_carry_out", carry_out)
-    match = {"rebuilds": "of MTP head 0", "copies": "are not those", "one head": "of MTP head 1"}
-    with pytest.raises(AssertionError, match=match[skip]):
+    # Without the copy the window is NaN, which reaches the logits before the rows are compared.
+    match = {"rebuilds": "of MTP head 0", "copies": "are not those|logit is nan", "one head": "of MTP head 1"}
+    with pytest.raises((AssertionError, RequestError), match=match[skip]):
         lab.serve(OTHER)
 
 
