@@ -422,8 +422,8 @@ class Explanation:
         """Checkpoints on the matched path, shallow first; at most 64, the deepest."""
     @property
     def stretches(self) -> list[dict[str, Any]]:
-        """What missed, in order of position: dicts of `from`, `to` (tokens), `cause`, and for what was evicted `dropped`:
-        `why`, `sequence` (its `id`), `calls_ago`, or `None` when that is forgotten. At most 64."""
+        """What missed, in order of position: dicts of `from`, `to` (tokens), `cause`, and for what was evicted
+        `dropped`: `why`, `sequence` (its `id`), `calls_ago`, or `None` when that is forgotten. At most 64."""
     @property
     def lost_checkpoints(self) -> list[dict[str, Any]]:
         """Checkpoints that would have made more usable and were dropped, deepest first: dicts of `boundary`, `kinds`,
