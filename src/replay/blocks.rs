@@ -106,7 +106,9 @@ mod tests {
     #[test]
     fn the_number_of_ids_is_bounded() {
         let mut ids = BlockIds::new(2);
-        assert!(ids.of_hashes([1, 2, 3]).unwrap_err().to_string().contains("distinct blocks is 3, allowed is at most 2"));
+        assert!(
+            ids.of_hashes([1, 2, 3]).unwrap_err().to_string().contains("distinct blocks is 3, allowed is at most 2")
+        );
         assert_eq!(ids.of_hashes([1, 2]).unwrap(), [(0, 2)]);
     }
 }

@@ -24,7 +24,7 @@ pub mod trace;
 pub use blocks::BlockIds;
 pub use capacity::{Capacity, KvBytes, Pools};
 pub use optimum::{Optimum, Reuse};
-pub use run::overlap::Service;
 pub use run::explain::{Lost, MAX_STORIES, Seen, Story, Which, Who, explain, explain_from};
+pub use run::overlap::Service;
 pub use run::{MAX_CHUNK, MAX_SAMPLES, Options, Outcome, Progress, Sample, Totals, run, run_from, scan};
 pub use trace::{Header, Skipped, TraceReader, TraceRequest};

@@ -177,7 +177,9 @@ pub fn scan(reader: TraceReader) -> Result<Totals> {
     if requests == 0 {
         let message = match reader.skipped() {
             Skipped { lines: 0, .. } => "the trace has no request".into(),
-            bad => format!("the trace has no request, and {} lines were passed over: {}", bad.lines, bad.first.join("; ")),
+            bad => {
+                format!("the trace has no request, and {} lines were passed over: {}", bad.lines, bad.first.join("; "))
+            }
         };
         return Err(Error::Trace { line: reader.line() + 1, message });
     }

@@ -48,7 +48,7 @@ def page(title: str, runs: Sequence[TraceRuns]) -> str:
             shown = _middle([row for row in rows if row.model == model])
             if shown is None or not shown.ours or "samples" not in shown.ours:
                 continue
-            parts.append(f"<h3>Over time: {html.escape(model)} at {_capacity(shown)}</h3>" + _over_time(shown.ours))
+            parts.append(f"<h3>Over time: {html.escape(model)} at {shown.capacity}</h3>" + _over_time(shown.ours))
         if len(rows) > 1:
             parts.append("<h3>Misses by cause</h3>" + _by_cause(rows))
         parts.append("<h3>Distances between uses</h3>" + _reuse(trace))
@@ -79,12 +79,6 @@ def svg(f: Any) -> str:
     out = io.StringIO()
     f.savefig(out, format="svg", metadata={"Date": None, "Creator": None})
     return out.getvalue()[out.getvalue().index("<svg") :]
-
-
-def _capacity(row: Row) -> str:
-    if row.percent is not None:
-        return f"{row.percent:g} %"
-    return str(row.ours["capacity"]) if row.ours else ""
 
 
 def _facts(trace: TraceRuns, rows: Sequence[Row]) -> str:
@@ -246,7 +240,7 @@ def _bytes(r: dict[str, Any]) -> int:
 def _by_cause(rows: Sequence[Row]) -> str:
     """One bar a capacity, hits and misses."""
     f, (ax,) = figure(9, 0.28 * len(rows) + 1)
-    names = [f"{row.model}, {_capacity(row)}" for row in rows]
+    names = [f"{row.model}, {row.capacity}" for row in rows]
     left = [0.0] * len(rows)
     parts: list[tuple[str, str, list[float]]] = []
     for cause, colour in CAUSES.items():

@@ -45,6 +45,13 @@ class Row:
     optimum: dict[str, Any] | None = None
     refused: str = ""
 
+    @property
+    def capacity(self) -> str:
+        """The capacity in words; a single replay may have another than a percentage."""
+        if self.percent is not None:
+            return f"{self.percent:g} %"
+        return str(self.ours["capacity"]) if self.ours is not None else ""
+
 
 @dataclass
 class TraceRuns:
@@ -171,13 +178,14 @@ def table(runs: Sequence[TraceRuns]) -> str:
     ]
     for trace in runs:
         for row in trace.rows:
-            head = f"{trace.name[:17]:<18}{row.model:<15}{row.percent:>7g} %"
-            if row.ours is None or row.lru is None or row.optimum is None:
+            head = f"{trace.name[:17]:<18}{row.model:<15}{row.capacity:>9}"
+            if row.ours is None or row.optimum is None:
                 lines.append(f"{head}  {row.refused}")
                 continue
             best = row.optimum
-            rates = (row.ours["token_hit_rate"], row.lru["token_hit_rate"], best["token_hit_rate"], best["reached"])
-            cells = "".join(f"{100 * rate:>9.2f}" for rate in (*rates, row.ours["ceiling"]))
+            lru = row.lru["token_hit_rate"] if row.lru is not None else None
+            rates = (row.ours["token_hit_rate"], lru, best["token_hit_rate"], best["reached"], row.ours["ceiling"])
+            cells = "".join(f"{'':>9}" if rate is None else f"{100 * rate:>9.2f}" for rate in rates)
             share = f"{100 * row.ours['swa_bytes_share']:>7.1f}%" if row.ours["swa_pages"] else f"{'':>8}"
             lines.append(head + cells + share)
     lines.append(

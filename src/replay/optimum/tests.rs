@@ -61,7 +61,8 @@ fn best_of_all(prompts: &[Vec<u8>], capacity: usize) -> u64 {
         let mut after: HashMap<BTreeSet<Page>, u64> = HashMap::new();
         for (cached, score) in states {
             let score = score + path.iter().take_while(|page| cached.contains(*page)).count() as u64;
-            let all: Vec<Page> = cached.iter().cloned().chain(path.iter().cloned()).collect::<BTreeSet<_>>().into_iter().collect();
+            let all: Vec<Page> =
+                cached.iter().cloned().chain(path.iter().cloned()).collect::<BTreeSet<_>>().into_iter().collect();
             for choice in 0u32..1 << all.len() {
                 if choice.count_ones() as usize <= capacity {
                     let kept = (0..all.len()).filter(|i| choice >> i & 1 == 1).map(|i| all[i].clone()).collect();

@@ -140,9 +140,7 @@ pub fn explain_from(
         }
     }
     match which {
-        Which::Session(s) if teller.stories.is_empty() => {
-            Err(Error::invalid("session", s, "one of the trace"))
-        }
+        Which::Session(s) if teller.stories.is_empty() => Err(Error::invalid("session", s, "one of the trace")),
         _ => Ok(Some(teller.stories)),
     }
 }
