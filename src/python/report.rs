@@ -167,8 +167,8 @@ impl PyExplanation {
         PyList::new(py, all.collect::<PyResult<Vec<_>>>()?)
     }
 
-    /// What missed, in order of position: dicts of `from`, `to` (tokens), `cause`, and `dropped` for what was evicted:
-    /// `why`, `sequence` (its `id`), `calls_ago`, or `None` when that is forgotten. At most 64.
+    /// What missed, in order of position: dicts of `from`, `to` (tokens), `cause`, and for what was evicted
+    /// `dropped`: `why`, `sequence` (its `id`), `calls_ago`, or `None` when that is forgotten. At most 64.
     #[getter]
     fn stretches<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
         let all = self.0.stretches.iter().map(|s| {

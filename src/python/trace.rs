@@ -217,7 +217,7 @@ pub(super) fn loss<'py>(py: Python<'py>, loss: Option<&Loss>) -> PyResult<Option
 
 /// Turns block hashes, or tokens, into the ids of a trace: an id stands for a block and all blocks before it.
 ///
-/// At most `most` ids are given (default 2^26); about 24 bytes each.
+/// At most `most` ids are given; about 24 bytes each.
 #[pyclass(frozen, name = "BlockIds", module = "mimo_cache")]
 struct PyBlockIds(Mutex<BlockIds>);
 
@@ -231,8 +231,7 @@ impl PyBlockIds {
         Ok(PyBlockIds(Mutex::new(BlockIds::new(most))))
     }
 
-    /// The runs [[first id, count], ...] of a prompt whose blocks have these hashes (ints of any size or sign taken
-    /// modulo 2^64, at most 64 bits of each count).
+    /// The runs [[first id, count], ...] of a prompt whose blocks have these hashes (of at most 64 bits each).
     fn of_hashes(&self, py: Python<'_>, hashes: &Bound<'_, PyAny>) -> PyResult<Vec<[u64; 2]>> {
         let mut words = Vec::new();
         for item in hashes.try_iter()? {
@@ -247,8 +246,8 @@ impl PyBlockIds {
         self.runs(py, |ids| ids.of_hashes(words))
     }
 
-    /// The runs of a prompt's full blocks of `block_size` tokens (bytes of 32-bit tokens, 4 bytes a token). `salt`
-    /// separates prompts that must share nothing.
+    /// The runs of a prompt's full blocks of `block_size` tokens (4 bytes a token). `salt` separates prompts that
+    /// must share nothing.
     #[pyo3(signature = (tokens, block_size, salt=0))]
     fn of_tokens(&self, py: Python<'_>, tokens: &[u8], block_size: usize, salt: u64) -> PyResult<Vec<[u64; 2]>> {
         if block_size == 0 {

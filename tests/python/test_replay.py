@@ -214,7 +214,7 @@ def test_best_split_finds_the_peak(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         return {"swa_share": swa_share, "token_hit_rate": 1 - (swa_share - 0.27) ** 2}
 
     write(tmp_path / "t.jsonl", [(0,)])
-    monkeypatch.setattr("mimo_cache.replay.replay", fake)
+    monkeypatch.setattr("mimo_cache.replay.runs.replay", fake)
     tries: list[float] = []
     best = best_split("x", refine=3, on_try=lambda share, _: tries.append(share))
     assert abs(best["swa_share"] - 0.27) < 0.01

@@ -57,7 +57,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def command(args: argparse.Namespace) -> int:
     """Runs `mimo-cache replay`."""
     if (args.trace is None) == (args.suite is None):
-        raise InvalidArgument("a TRACE or --suite FOLDER must be named, and not both")
+        raise InvalidArgument("a trace (TRACE) or --suite FOLDER must be named, and not both")
     if args.html is not None:
         if find_spec("matplotlib") is None:
             raise InvalidArgument("--html needs matplotlib; pip install 'mimo-cache[report]' brings it")

@@ -6,6 +6,7 @@ import html
 import io
 from collections.abc import Sequence
 from itertools import pairwise
+from math import isnan
 from typing import Any
 
 from matplotlib.backends.backend_svg import FigureCanvasSVG
@@ -47,7 +48,7 @@ def page(title: str, runs: Sequence[TraceRuns]) -> str:
             shown = _middle([row for row in rows if row.model == model])
             if shown is None or not shown.ours or "samples" not in shown.ours:
                 continue
-            parts.append(f"<h3>Over time: {html.escape(model)} at {_capacity(shown)}</h3>" + _over_time(shown.ours))
+            parts.append(f"<h3>Over time: {html.escape(model)} at {shown.capacity}</h3>" + _over_time(shown.ours))
         if len(rows) > 1:
             parts.append("<h3>Misses by cause</h3>" + _by_cause(rows))
         parts.append("<h3>Distances between uses</h3>" + _reuse(trace))
@@ -68,17 +69,16 @@ def figure(width: float, height: float, columns: int = 1) -> tuple[Any, list[Any
     return f, list(axes)
 
 
+def _legend(ax: Any) -> None:
+    """Beside the plot, where it hides nothing."""
+    ax.legend(fontsize=8, loc="center left", bbox_to_anchor=(1.0, 0.5), frameon=False)
+
+
 def svg(f: Any) -> str:
     """The figure as an SVG element."""
     out = io.StringIO()
     f.savefig(out, format="svg", metadata={"Date": None, "Creator": None})
     return out.getvalue()[out.getvalue().index("<svg") :]
-
-
-def _capacity(row: Row) -> str:
-    if row.percent is not None:
-        return f"{row.percent:g} %"
-    return str(row.ours["capacity"]) if row.ours else ""
 
 
 def _facts(trace: TraceRuns, rows: Sequence[Row]) -> str:
@@ -140,11 +140,11 @@ def _against_capacity(trace: TraceRuns, rows: Sequence[Row]) -> str:
     ours = [100 * row.ours["token_hit_rate"] for row in rows if row.ours]
     ax.plot(x, ours, "o-", color=OURS, markersize=4, label="this cache")
     low, high = min(x) / 2, max(x) * 2
-    ax.set(xscale="log", xlim=(low, high), ylim=(0, 100), ylabel="token hit rate, %")
+    ax.set(xscale="log", xlim=(low, high), ylim=(0, min(102.0, 1.1 * ceiling + 1)), ylabel="token hit rate, %")
     ax.set_xticks(x, [f"{v:g}" for v in x] if has_percent else [str(first["capacity"])])
     ax.set_xticks([], minor=True)
     ax.set_xlabel("capacity, % of the bytes of all layers of all different tokens" if has_percent else "capacity")
-    ax.legend(fontsize=8, loc="lower right")
+    _legend(ax)
     return svg(f)
 
 
@@ -152,14 +152,17 @@ def _over_time(r: dict[str, Any]) -> str:
     return svg(_rates(r)) + svg(_misses(r)) + svg(_occupancy(r))
 
 
-def _hours(r: dict[str, Any]) -> tuple[list[float], str]:
-    """Times of the samples, in the unit that fits."""
+def _times(ax: Any, r: dict[str, Any]) -> list[float]:
+    """Times of the samples, in the unit that fits. A thin tail of the trace is left out of the plot."""
     times = [s["t_ms"] for s in r["samples"]]
-    span = max(1, times[-1] - times[0])
-    for unit, length in (("hours", 3_600_000), ("minutes", 60_000), ("seconds", 1000)):
-        if span >= 3 * length:
-            return [(t - times[0]) / length for t in times], unit
-    return [float(t - times[0]) for t in times], "ms"
+    most = times[round(0.98 * (len(times) - 1))]
+    end = times[-1] if times[-1] - times[0] <= 1.5 * (most - times[0]) else most
+    span = max(1, end - times[0])
+    units = (("hours", 3_600_000), ("minutes", 60_000), ("seconds", 1000), ("ms", 1))
+    unit, length = next((u, n) for u, n in units if span >= 3 * n or n == 1)
+    ax.set_xlim(0, span / length)
+    ax.set_xlabel(unit if end == times[-1] else f"{unit}; the last 2 % of the requests come later")
+    return [(t - times[0]) / length for t in times]
 
 
 def _steps(r: dict[str, Any], key: str) -> list[int]:
@@ -170,7 +173,7 @@ def _steps(r: dict[str, Any], key: str) -> list[int]:
 
 def _rates(r: dict[str, Any]) -> Any:
     f, (ax,) = figure(9, 2.6)
-    x, unit = _hours(r)
+    x = _times(ax, r)
     samples = r["samples"]
     prompts, hits = _steps(r, "prompt_tokens"), _steps(r, "hit_tokens")
     near = [100 * h / p if p else float("nan") for h, p in zip(hits, prompts, strict=True)]
@@ -181,15 +184,18 @@ def _rates(r: dict[str, Any]) -> Any:
         x, [100 * s["full_kv_tokens"] / max(1, s["prompt_tokens"]) for s in samples], "--", color=LRU, label="full KV"
     )
     ax.plot(x, [100 * s["hit_tokens"] / max(1, s["prompt_tokens"]) for s in samples], color=OURS, label="usable so far")
-    ax.set(ylim=(0, 102), xlabel=unit, ylabel="% of prompt tokens")
-    ax.legend(fontsize=8, loc="lower right")
+    seen = [*(v for v in near if not isnan(v)), 100 * samples[-1]["full_kv_tokens"] / max(1, samples[-1]["prompt_tokens"])]
+    low, high = min(seen), max(seen)
+    ax.set_ylim(max(0, low - 0.1 * (high - low) - 1), min(102, high + 0.1 * (high - low) + 1))
+    ax.set_ylabel("% of prompt tokens")
+    _legend(ax)
     return f
 
 
 def _misses(r: dict[str, Any]) -> Any:
     """What was missed between samples, as a share of the prompt tokens there."""
     f, (ax,) = figure(9, 2.6)
-    x, unit = _hours(r)
+    x = _times(ax, r)
     prompts = _steps(r, "prompt_tokens")
     rows, names = [], []
     for cause in CAUSES:
@@ -200,8 +206,8 @@ def _misses(r: dict[str, Any]) -> Any:
             names.append(cause)
     if rows:
         ax.stackplot(x, rows, colors=[CAUSES[n] for n in names], labels=names, linewidth=0)
-        ax.legend(fontsize=8, loc="upper right")
-    ax.set(xlabel=unit, ylabel="missed, % of prompt tokens")
+        _legend(ax)
+    ax.set_ylabel("missed, % of prompt tokens")
     ax.set_ylim(bottom=0)
     return f
 
@@ -209,7 +215,7 @@ def _misses(r: dict[str, Any]) -> Any:
 def _occupancy(r: dict[str, Any]) -> Any:
     """Cached pages by group, in bytes."""
     f, (ax,) = figure(9, 2.6)
-    x, unit = _hours(r)
+    x = _times(ax, r)
     scale, name = next(
         ((2**k, n) for k, n in ((40, "TiB"), (30, "GiB"), (20, "MiB")) if _bytes(r) >= 2**k), (1, "bytes")
     )
@@ -222,8 +228,8 @@ def _occupancy(r: dict[str, Any]) -> Any:
             colours.append(colour)
     ax.stackplot(x, rows, labels=names, colors=colours, linewidth=0)
     ax.axhline(_bytes(r) / scale, color=CEILING, linewidth=1)
-    ax.set(xlabel=unit, ylabel=f"cached, {name}", ylim=(0, _bytes(r) / scale * 1.05))
-    ax.legend(fontsize=8, loc="lower right")
+    ax.set(ylabel=f"cached, {name}", ylim=(0, _bytes(r) / scale * 1.05))
+    _legend(ax)
     return f
 
 
@@ -234,7 +240,7 @@ def _bytes(r: dict[str, Any]) -> int:
 def _by_cause(rows: Sequence[Row]) -> str:
     """One bar a capacity, hits and misses."""
     f, (ax,) = figure(9, 0.28 * len(rows) + 1)
-    names = [f"{row.model}, {_capacity(row)}" for row in rows]
+    names = [f"{row.model}, {row.capacity}" for row in rows]
     left = [0.0] * len(rows)
     parts: list[tuple[str, str, list[float]]] = []
     for cause, colour in CAUSES.items():
@@ -246,7 +252,7 @@ def _by_cause(rows: Sequence[Row]) -> str:
         left = [a + b for a, b in zip(left, values, strict=True)]
     ax.invert_yaxis()
     ax.set_xlabel("missed, % of prompt tokens")
-    ax.legend(fontsize=8, loc="lower right")
+    _legend(ax)
     return svg(f)
 
 
@@ -260,7 +266,8 @@ def _reuse(trace: TraceRuns) -> str:
         (right, "reuse_ms", "time since the last use"),
     ):
         buckets = found[key]
-        used = [k for k, n in enumerate(buckets) if n] or [0]
+        # Ends that would not show are left out.
+        used = [k for k, n in enumerate(buckets) if n >= total / 2000] or [0]
         ks = range(used[0], used[-1] + 1)
         ax.bar(list(ks), [100 * buckets[k] / total for k in ks], width=0.9, align="edge", color=OURS)
         ticks = list(ks)[:: max(1, len(ks) // 6)]

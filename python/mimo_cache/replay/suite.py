@@ -15,7 +15,7 @@ from typing import Any
 
 from mimo_cache import _core
 
-from .runs import beside, one_pool_pages, optimum, replay
+from .runs import beside, best_split, one_pool_pages, optimum, replay
 
 SAMPLES = 240
 """Points in time of a replay whose way is drawn."""
@@ -44,6 +44,13 @@ class Row:
     lru: dict[str, Any] | None = None
     optimum: dict[str, Any] | None = None
     refused: str = ""
+
+    @property
+    def capacity(self) -> str:
+        """The capacity in words; a single replay may have another than a percentage."""
+        if self.percent is not None:
+            return f"{self.percent:g} %"
+        return str(self.ours["capacity"]) if self.ours is not None else ""
 
 
 @dataclass
@@ -116,17 +123,27 @@ def _row(
 ) -> None:
     given = {**options, "model": row.model, "capacity": f"{row.percent:g}%", "progress": progress}
     try:
-        row.ours = replay(path, samples=SAMPLES, **given)
+        row.ours = _replay(path, {**given, "samples": SAMPLES})
         same = options["policy"] == "lru"
-        row.lru = row.ours if same else replay(path, **{**given, "policy": "lru"})
+        row.lru = row.ours if same else _replay(path, {**given, "policy": "lru"})
     except _core.InvalidArgument as error:
         if error.what != "capacity":
             raise
         # A trace may be too small for a percentage: that is an answer, not a failure.
-        row.refused = str(error)
+        row.refused = "too small for any split"
         return
     row.optimum = beside(path, row.ours, options["page_size"], options["skip_bad"])
     say(f"{name}, {row.model}, {row.percent:g} %: token hit rate {row.ours['token_hit_rate']:.2%}")
+
+
+def _replay(path: Path, given: dict[str, Any]) -> dict[str, Any]:
+    """With the default split, or where that leaves the SWA pool without a window, with the best there is."""
+    try:
+        return replay(path, **given)
+    except _core.InvalidArgument as error:
+        if error.what != "capacity":
+            raise
+        return best_split(path, **given)
 
 
 def _facts(path: Path, runs: TraceRuns, options: dict[str, Any]) -> None:
@@ -161,16 +178,20 @@ def table(runs: Sequence[TraceRuns]) -> str:
     ]
     for trace in runs:
         for row in trace.rows:
-            head = f"{trace.name[:17]:<18}{row.model:<15}{row.percent:>7g} %"
-            if row.ours is None or row.lru is None or row.optimum is None:
+            head = f"{trace.name[:17]:<18}{row.model:<15}{row.capacity:>9}"
+            if row.ours is None or row.optimum is None:
                 lines.append(f"{head}  {row.refused}")
                 continue
             best = row.optimum
-            rates = (row.ours["token_hit_rate"], row.lru["token_hit_rate"], best["token_hit_rate"], best["reached"])
-            cells = "".join(f"{100 * rate:>9.2f}" for rate in (*rates, row.ours["ceiling"]))
+            lru = row.lru["token_hit_rate"] if row.lru is not None else None
+            rates = (row.ours["token_hit_rate"], lru, best["token_hit_rate"], best["reached"], row.ours["ceiling"])
+            cells = "".join(f"{'':>9}" if rate is None else f"{100 * rate:>9.2f}" for rate in rates)
             share = f"{100 * row.ours['swa_bytes_share']:>7.1f}%" if row.ours["swa_pages"] else f"{'':>8}"
             lines.append(head + cells + share)
-    lines.append("Token hit rates in %. Optimum: Belady for uniform, else a bound that no cache can beat.")
+    lines.append(
+        "Token hit rates in %. Optimum: Belady for uniform, else a bound that no cache can beat; reached: ours in"
+    )
+    lines.append("% of it. SWA: part of the bytes, the best one where the default leaves no room for a window.")
     return "\n".join(lines)
 
 
