@@ -20,7 +20,6 @@ import mimo_cache
 from helpers import FakeTensor, Steps, plain, tables
 from mimo_cache import Key
 
-
 OF_TRACES = {"BlockIds", "DEFAULT_POLICY", "DEFAULT_RETENTION", "explain", "optimum", "replay"}
 """What `mimo_cache.replay` uses; not for engines."""
 
