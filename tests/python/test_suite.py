@@ -130,11 +130,22 @@ def test_the_optimum_beside_a_replay(folder: Path, capsys: pytest.CaptureFixture
     assert "Belady, exact for one pool" in capsys.readouterr().out
 
 
+def test_rows_have_the_best_split_or_the_given_one(folder: Path) -> None:
+    free = [row for trace in suite.run(folder, OPTIONS) for row in trace.rows if row.ours and row.model != "uniform"]
+    assert free
+    for row in free:
+        assert row.ours
+        assert row.lru
+        for found in (row.ours, row.lru):
+            assert found["token_hit_rate"] == max(t["token_hit_rate"] for t in found["tried"])
+    held = [row for trace in suite.run(folder, OPTIONS, swa_share=0.3) for row in trace.rows if row.ours]
+    assert {row.ours["swa_share"] for row in held if row.ours} == {0.0, 0.3}
+
+
 def test_what_does_not_go_together_is_refused(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for words, part in (
         ([], "a trace (TRACE) or --suite FOLDER"),
         ([str(folder / "other.jsonl"), "--suite", str(folder)], "not both"),
-        (["--suite", str(folder), "--best-split"], "leave --swa-share and --best-split out"),
         (["--suite", str(tmp_path)], "a folder with files *.jsonl"),
         (["--suite", str(folder / "README.md")], "allowed is a folder of traces"),
         ([str(folder / "other.jsonl"), "--html", str(tmp_path / "no" / "page.html")], "No such file"),
