@@ -1,12 +1,14 @@
 //! Ghosts: a bounded memory of pages that were dropped, to explain later misses.
 //!
 //! A set-associative table of key fingerprints with the time of dropping: adding and looking up touch one line, the
-//! oldest of a set is replaced, nothing is ever rehashed. A false positive (32 fingerprint bits over 8 ways) only
+//! oldest of a set is replaced, nothing is ever rehashed. A false positive (30 fingerprint bits over 8 ways) only
 //! mislabels a miss.
 
 use crate::pool::big::BigArray;
 
 const WAYS: usize = 8;
+/// The bit of a tag that is no fingerprint.
+const MARK: u32 = 2;
 
 /// See the module's text.
 #[derive(Debug)]
@@ -32,11 +34,11 @@ impl Ghosts {
     fn place(&self, key: &[u8; 32]) -> (usize, u32) {
         let word = |i: usize| u64::from_le_bytes(key[i..i + 8].try_into().expect("8 bytes"));
         let h = word(0) ^ self.salt;
-        (((h as usize) & self.mask) * 2 * WAYS, (word(8) as u32) | 1)
+        (((h as usize) & self.mask) * 2 * WAYS, (word(8) as u32) & !MARK | 1)
     }
 
-    /// Remembers a dropped page.
-    pub fn add(&mut self, key: &[u8; 32]) {
+    /// Remembers a dropped page, and one bit of it.
+    pub fn add(&mut self, key: &[u8; 32], mark: bool) {
         if self.sets.is_empty() {
             return;
         }
@@ -46,20 +48,29 @@ impl Ghosts {
         let (tags, stamps) = self.sets[at..at + 2 * WAYS].split_at_mut(WAYS);
         // The same page dropped again, an empty way, or else the oldest.
         let way = (0..WAYS)
-            .find(|&w| tags[w] == tag)
+            .find(|&w| tags[w] & !MARK == tag)
             .or_else(|| (0..WAYS).find(|&w| tags[w] == 0))
             .unwrap_or_else(|| (0..WAYS).max_by_key(|&w| stamp.wrapping_sub(stamps[w])).unwrap_or(0));
-        (tags[way], stamps[way]) = (tag, stamp);
+        (tags[way], stamps[way]) = (tag | if mark { MARK } else { 0 }, stamp);
     }
 
     /// True when the page was dropped and is still remembered; how many drops ago.
     pub fn dropped_ago(&self, key: &[u8; 32]) -> Option<u32> {
+        let at = self.way(key)?;
+        Some(self.stamp.wrapping_sub(self.sets[at + WAYS]))
+    }
+
+    /// The bit that was remembered of a dropped page.
+    pub fn mark(&self, key: &[u8; 32]) -> Option<bool> {
+        self.way(key).map(|at| self.sets[at] & MARK != 0)
+    }
+
+    fn way(&self, key: &[u8; 32]) -> Option<usize> {
         if self.sets.is_empty() {
             return None;
         }
         let (at, tag) = self.place(key);
-        let way = self.sets[at..at + WAYS].iter().position(|&t| t == tag)?;
-        Some(self.stamp.wrapping_sub(self.sets[at + WAYS + way]))
+        self.sets[at..at + WAYS].iter().position(|&t| t & !MARK == tag).map(|way| at + way)
     }
 
     /// Bytes of the table.
@@ -81,9 +92,11 @@ mod tests {
             k
         };
         let mut g = Ghosts::new(1000, 3);
-        (0..100_000).for_each(|i| g.add(&key(i)));
+        (0..100_000).for_each(|i| g.add(&key(i), i % 3 == 0));
         let kept = (99_000..100_000).filter(|&i| g.dropped_ago(&key(i)).is_some()).count();
         assert!(kept > 700, "{kept}");
+        let marked = |i| g.mark(&key(i)).is_none_or(|m| m == (i % 3 == 0));
+        assert!((99_000..100_000).all(marked));
         assert!((0..90_000).all(|i| g.dropped_ago(&key(i)).is_none()));
         assert_eq!(Ghosts::new(0, 0).dropped_ago(&key(1)), None);
     }

@@ -2,7 +2,7 @@
 
 use super::Tree;
 use super::node::Place;
-use crate::policy::{NIL, Policy};
+use crate::policy::NIL;
 use smallvec::SmallVec;
 use std::collections::BTreeSet;
 
