@@ -7,7 +7,7 @@
 
 use super::class;
 use super::ends::{End, Ends};
-use super::reuse::{Index, Reuse};
+use super::reuse::Reuse;
 use super::{Now, PolicyKind};
 
 /// Milliseconds in a unit of time.
@@ -35,6 +35,8 @@ pub struct Arrival {
     pub reused: Option<(u16, u64)>,
     /// Where a session's last turn ended, which it goes on from.
     pub from: Option<u32>,
+    /// It parts from its last user's prompt at boundary `known`, unless what comes next was only evicted.
+    pub parts: bool,
     /// Turn it follows, 0 for none.
     pub turn: u16,
     /// Pages that somebody else brought.
@@ -61,7 +63,7 @@ impl History {
             learns: learns.is_some(),
             turns_only: kind == PolicyKind::TurnHazard,
             clock: 0,
-            reuse: Reuse::new(learns.unwrap_or(Index::Density)),
+            reuse: Reuse::new(learns),
             ends: Ends::new(if learns.is_some() { room } else { 0 }, seed),
         }
     }
@@ -106,6 +108,7 @@ impl History {
             a = Arrival {
                 reused: Some((old.class, time.saturating_sub(old.time))),
                 from: Some(at),
+                parts: false,
                 turn: old.turn,
                 known: at,
             };
@@ -176,7 +179,7 @@ mod tests {
         let first = h.settle(&Arrival::default(), None, 10, &KEY, 64);
         assert_eq!((first.turn, first.end, first.class), (1, 10, class::end(1, 640, None)));
         h.arrive(9_000);
-        let next = Arrival { reused: Some((first.class, 89)), from: Some(10), turn: 1, known: 10 };
+        let next = Arrival { reused: Some((first.class, 89)), from: Some(10), parts: false, turn: 1, known: 10 };
         assert_eq!(h.settle(&next, None, 30, &KEY, 64).turn, 2);
         assert_eq!(h.settle(&next, None, 30, &KEY, 64).class, class::end(2, 20 * 64, Some(89)));
         assert_eq!(h.settle(&Arrival { from: Some(30), turn: 2, known: 30, ..next }, None, 30, &KEY, 64).turn, 2);

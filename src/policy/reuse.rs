@@ -72,24 +72,26 @@ fn start(bin: usize) -> f32 {
 }
 
 impl Reuse {
-    /// Nothing learnt yet: an id is the less likely to be used the older it is.
-    pub fn new(index: Index) -> Self {
+    /// Nothing learnt yet: an id is the less likely to be used the older it is. Without an index nobody will ask.
+    pub fn new(index: Option<Index>) -> Self {
         let empty =
             Class { entered: 0.0, used: [0.0; BINS], hazard: [0.0; BINS], table: [0.0; BINS], stale: 0.0 };
-        let mut new = Reuse { classes: vec![empty; usize::from(class::COUNT)], index, version: 0 };
-        (0..class::COUNT).for_each(|c| new.make_table(c));
+        let mut new = Reuse { classes: vec![empty], index: index.unwrap_or(Index::Density), version: 0 };
+        new.make_table(class::LEAVES);
+        let first = new.classes[0].clone();
+        new.classes.resize(if index.is_some() { usize::from(class::COUNT) } else { 0 }, first);
         new
     }
 
     /// An id entered a class.
     pub fn entered(&mut self, class: u16) {
-        self.count(class, |c| c.entered += 1.0);
+        self.count(class, &|c| c.entered += 1.0);
     }
 
     /// An id of a class was used again when it was `age` old.
     pub fn used(&mut self, class: u16, age: u64) {
         let bin = bin(age);
-        self.count(class, |c| c.used[bin] += 1.0);
+        self.count(class, &|c| c.used[bin] += 1.0);
     }
 
     /// What the table says of an id of `class` that is `age` old.
@@ -103,10 +105,10 @@ impl Reuse {
     }
 
     /// Counts in a class and in those above it, and makes tables that are due, the common ones first.
-    fn count(&mut self, class: u16, add: impl Fn(&mut Class)) {
+    fn count(&mut self, class: u16, add: &dyn Fn(&mut Class)) {
         let above = class::parent(class);
         if above != class {
-            self.count(above, &add);
+            self.count(above, add);
         }
         let c = &mut self.classes[usize::from(class)];
         add(c);
@@ -186,7 +188,7 @@ mod tests {
 
     #[test]
     fn without_counts_the_older_is_worth_less() {
-        let r = Reuse::new(Index::Density);
+        let r = Reuse::new(Some(Index::Density));
         for class in 0..class::COUNT {
             assert!((0..40).all(|b| r.score(class, start(b + 1) as u64) <= r.score(class, start(b) as u64)), "{class}");
         }
@@ -194,7 +196,7 @@ mod tests {
 
     #[test]
     fn a_class_learns_its_own_age_of_reuse() {
-        let mut r = Reuse::new(Index::Density);
+        let mut r = Reuse::new(Some(Index::Density));
         let (soon, never) = (class::end(2, 0, Some(5)), class::end(2, 1 << 20, None));
         for _ in 0..400 {
             r.entered(soon);
@@ -211,7 +213,7 @@ mod tests {
 
     #[test]
     fn a_rare_class_behaves_like_the_common_one() {
-        let mut r = Reuse::new(Index::Density);
+        let mut r = Reuse::new(Some(Index::Density));
         let (common, rare) = (class::end(3, 0, None), class::end(3, 0, Some(1 << 20)));
         for i in 0..2000 {
             r.entered(common);
@@ -226,7 +228,7 @@ mod tests {
 
     #[test]
     fn the_chance_within_a_time() {
-        let mut r = Reuse::new(Index::Within(64));
+        let mut r = Reuse::new(Some(Index::Within(64)));
         let c = class::turn(2);
         for i in 0..4000 {
             r.entered(c);
@@ -241,7 +243,7 @@ mod tests {
 
     #[test]
     fn old_habits_are_forgotten() {
-        let mut r = Reuse::new(Index::Density);
+        let mut r = Reuse::new(Some(Index::Density));
         let c = class::turn(1);
         (0..20_000).for_each(|_| r.entered(c));
         let before = r.score(c, 0);

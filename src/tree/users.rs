@@ -73,6 +73,7 @@ impl Tree {
             return Arrival {
                 reused: Some((last.class, age)),
                 from: Some(last.end),
+                parts: false,
                 turn: last.turn,
                 known: end,
             };
@@ -80,11 +81,10 @@ impl Tree {
         let turn = self.turn_above(node, end);
         if last.end == 0 {
             // Its first user has not finished.
-            return Arrival { reused: None, from: None, turn, known: end };
+            return Arrival { turn, known: end, ..Arrival::default() };
         }
-        let node = &mut self.nodes[node];
-        node.shared = node.shared.saturating_add(1);
-        Arrival { reused: Some((class::shared(node.shared), age)), from: None, turn, known: end }
+        let class = class::shared(self.nodes[node].shared.saturating_add(1));
+        Arrival { reused: Some((class, age)), parts: true, turn, known: end, ..Arrival::default() }
     }
 
     /// Turn of the deepest prompt that ended at or above boundary `end` of the path through `node`; 0 without.
@@ -140,14 +140,31 @@ impl Tree {
         if end == 0 || !self.history.learns() {
             return self.history.user(a, end, self.page);
         }
+        let found = found.filter(|&(at, _)| at > a.known);
+        let mut a = *a;
+        if a.parts && found.is_none() && !self.part(node, a.known, a.known < end) {
+            a.reused = None;
+        }
         // What the session went on from is no end any more.
-        let old = found.map(|f| f.0).filter(|&at| at > a.known).or(a.from);
+        let old = found.map(|f| f.0).or(a.from);
         if let Some(at) = old.filter(|&at| 0 < at && at < end) {
             let key = *self.slots.key(self.slot_above(node, at - 1));
             self.history.forget(&key);
         }
         let key = *self.slots.key(self.slot_above(node, end - 1));
-        self.history.settle(a, found, end, &key, self.page)
+        self.history.settle(&a, found, end, &key, self.page)
+    }
+
+    /// Prompts part at boundary `at` of the path through `node`; the newer one goes on there, or ends. False when there is
+    /// nothing left of the other one.
+    fn part(&mut self, node: u32, at: u32, goes_on: bool) -> bool {
+        let slot = self.slot_above(node, at - 1);
+        let node = &mut self.nodes[self.slots.node(slot)];
+        let parts = node.last_slot() == slot && node.children > u32::from(goes_on);
+        if parts {
+            node.shared = node.shared.saturating_add(1);
+        }
+        parts
     }
 
     /// Class of a new checkpoint.
