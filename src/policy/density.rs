@@ -54,9 +54,9 @@ impl Density {
         Self::new(OCTAVES, false)
     }
 
-    /// Over either, for `turn_hazard`: the chance of a use falls with the age for good.
+    /// Over either, for `turn_hazard`.
     pub fn of_turns() -> Self {
-        Self::new(1, false)
+        Self::new(1, true)
     }
 
     fn list(&self, class: u16, worth: f32) -> u16 {

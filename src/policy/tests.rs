@@ -184,10 +184,7 @@ proptest! {
     #[test]
     fn turn_hazard_takes_what_is_least_likely_to_be_used_soon(run in worlds()) {
         let score = |w: &World, at: &Standing| w.reuse.score(at.class, w.time - at.used);
-        let choose = |w: &World| {
-            let oldest: Vec<_> = ends_of(w, |_, at| at.class).chunks(2).map(|e| e[0]).collect();
-            least(w, oldest, |at| score(w, at))
-        };
+        let choose = |w: &World| least(w, ends_of(w, |_, at| at.class), |at| score(w, at));
         compare(PolicyKind::TurnHazard.leaves(), index(PolicyKind::TurnHazard), run, choose)?;
     }
 
