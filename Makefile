@@ -2,14 +2,16 @@
 
 SHELL := /bin/bash
 .DELETE_ON_ERROR:
-.PHONY: all build demo test bench soak fuzz lint fmt test-rust test-schedules test-python test-instructions clean
+.PHONY: all build demo tiny-model test bench soak fuzz lint fmt test-rust test-schedules test-python test-instructions clean
 
 # The first interpreter that is new enough; override with `make PYTHON=...`.
 PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3.14 python3; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
 VENV := .venv
 BIN := $(VENV)/bin
+# uv links wheels out of its cache instead of unpacking them again: torch alone is 5 GB in each environment otherwise.
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+UV := $(BIN)/python -m uv pip install --quiet --python $(BIN)/python
 RUST_SOURCES := $(shell find src -name '*.rs') Cargo.toml pyproject.toml $(wildcard Cargo.lock)
 PY_TREES := $(wildcard python tests benches)
 
@@ -21,8 +23,9 @@ $(VENV)/.tools: pyproject.toml
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV) || { rm -rf $(VENV); \
 		echo "$(PYTHON) cannot make a virtual environment; on Debian install python3-venv" >&2; exit 1; }
 	@$(BIN)/python -c 'import tomllib; p = tomllib.load(open("pyproject.toml", "rb"))["project"]; e = p["optional-dependencies"]; \
-		print("\n".join(p["dependencies"] + e["report"] + e["dev"]))' > $(VENV)/requirements.txt
-	$(PIP) --requirement $(VENV)/requirements.txt
+		print("\n".join(p["dependencies"] + e["report"] + e["runner"] + e["dev"]))' > $(VENV)/requirements.txt
+	$(PIP) "uv>=0.9,<1"
+	$(UV) --requirement $(VENV)/requirements.txt
 	@touch $@
 
 # The extension in release mode and the editable package. Done again only when a Rust source changes.
@@ -37,7 +40,13 @@ demo: build
 
 # Everything of docs/performance.md, beside a peer where one is installed (benches/README.md); about 20 minutes.
 bench: build
+	$(BIN)/mimo-cache bench model --json
 	$(BIN)/mimo-cache bench tree --json --plot target/growth.svg
+
+# Trains the tiny checkpoint anew: up to 50 minutes on two cores. Interrupted, it goes on where its state was last saved. To
+# ship the result, copy what is in target/tiny-model, without run/, to python/mimo_cache/models/tiny.
+tiny-model: build
+	$(BIN)/python -m mimo_cache.models.training target/tiny-model $(if $(wildcard target/tiny-model/run/state.pt),--resume)
 
 fmt: $(VENV)/.tools
 	cargo fmt

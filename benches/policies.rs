@@ -67,6 +67,9 @@ fn main() {
                             page_size: page,
                             chunk: 8192,
                             seed: 0,
+                            skip_bad: false,
+                            service: None,
+                            samples: 0,
                         };
                         let path = Path::new(&folder).join(format!("{name}.jsonl.gz"));
                         match run(&path, &options, |_| true) {

@@ -27,6 +27,7 @@ mod users;
 mod walk;
 
 pub use checkpoint::Checkpoint;
+pub use ghost::Why;
 pub use slots::{Run, Slots};
 pub use walk::{Cursor, Place as WalkPlace, Query};
 
@@ -37,7 +38,7 @@ use crate::pool::{Fence, Full, Pool, Stamp, Swa};
 use children::ChildTable;
 use events::Events;
 use foldhash::fast::FixedState;
-use ghost::Ghosts;
+use ghost::{Act, Ghosts};
 use node::Node;
 use pins::{Pin, PinKey};
 use shares::TenantLists;
@@ -162,7 +163,12 @@ pub struct Tree {
     swa_leased: u64,
     swa_waiting: u64,
     tenants: BTreeMap<u32, Tenant>,
+    /// Full pages that were dropped.
     pub(crate) ghosts: Ghosts,
+    /// Checkpoints that were dropped, by the key of the page that ends at their boundary.
+    pub(crate) ckpt_ghosts: Ghosts,
+    /// The call that is running, for ghosts.
+    pub(crate) act: Act,
     pub(crate) events: Events,
     hash: FixedState,
     table: ChildTable,
@@ -221,11 +227,19 @@ impl Tree {
             swa_waiting: 0,
             tenants: BTreeMap::new(),
             ghosts: Ghosts::new(c.ghost_pages, c.seed),
+            ckpt_ghosts: Ghosts::new(c.ghost_pages.min(c.swa_pages.saturating_mul(2)), c.seed),
+            act: Act::default(),
             events: Events::new(c.event_capacity),
             hash: FixedState::with_seed(c.seed),
             table: ChildTable::default(),
             counters: Counters::default(),
         }
+    }
+
+    /// A call begins that may drop something, for the sequence with this number.
+    pub(crate) fn begin(&mut self, by: u64) {
+        self.act.op += 1;
+        (self.act.by, self.act.ms) = (by, self.now);
     }
 
     /// Pages of the window of boundary `end`.
@@ -309,6 +323,7 @@ impl Tree {
             + self.nodes.bytes()
             + self.table.bytes()
             + self.ghosts.bytes()
+            + self.ckpt_ghosts.bytes()
             + self.ckpts.bytes()
             + self.swa_meta.bytes()
             + self.records.bytes()

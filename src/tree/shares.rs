@@ -3,6 +3,7 @@
 //! finding the tenant.
 
 use super::Tree;
+use super::ghost::Why;
 use super::node::Place;
 use crate::policy::NIL;
 use crate::pool::chunk::ChunkVec;
@@ -136,6 +137,7 @@ impl Tree {
     /// Drops a tenant's checkpoints, oldest first, until it may publish `want` SWA pages or nothing of its own is left
     /// to drop. Those from before it had a share are found among the oldest of all.
     pub(crate) fn evict_tenant_swa(&mut self, tenant: u32, want: u64) {
+        self.act.why = Why::Share;
         let mut at = self.own_ckpts.oldest(tenant);
         for _ in 0..LOOKS {
             let Some(id) = at.filter(|_| self.share_left(tenant).1 < want) else { break };
@@ -171,6 +173,7 @@ impl Tree {
 
     /// Frees full pages of a tenant's oldest leaves until it may publish `want` or nothing of its own is left to free.
     pub(crate) fn evict_tenant_full(&mut self, tenant: u32, want: u64) {
+        self.act.why = Why::Share;
         // A share that was cut far below what its tenant has is reached over many calls, none of which takes long.
         let mut budget = want + SHARE_STEP;
         let mut at = self.own_nodes.oldest(tenant);

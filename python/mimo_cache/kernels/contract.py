@@ -58,10 +58,10 @@ class Kernels(ABC):
     ) -> Any:
         """Paged attention of one layer, for prefill, decode and verification alike.
 
-        q [N, H, K dim]; pools [pages, page_size, KV heads, dim]; returns [N, H, V dim]. Query i sees the keys of its own
-        sequence at positions j <= i, in group "swa" also j > i - window_keys, and its KV head is head // (H / KV heads).
-        p_ij = exp(a_ij) / (exp(sink_h) + sum_j exp(a_ij)) with a_ij = scale * q_i . k_j; sink [H] or None. The rows of
-        this call were written before. Rows of padding return anything.
+        q [N, H, K dim]; pools [pages, page_size, KV heads, dim]; returns [N, H, V dim]. Query i sees the keys of its
+        own sequence at positions j <= i, in group "swa" also j > i - window_keys; its KV head is
+        head // (H / KV heads). p_ij = exp(a_ij) / (exp(sink_h) + sum_j exp(a_ij)) with a_ij = scale * q_i . k_j; sink
+        [H] or None. The rows of this call were written before. Rows of padding return anything.
         """
 
     @abstractmethod
@@ -71,8 +71,8 @@ class Kernels(ABC):
 
     @abstractmethod
     def moe(self, x: Any, router: Any, bias: Any, gate_up: Any, down: Any) -> Any:
-        """Mixture of experts. x [N, hidden]; router [E, hidden] and bias [E] in fp32; gate_up [E, 2 I, hidden], gate rows
-        first; down [E, hidden, I]; returns [N, hidden].
+        """Mixture of experts. x [N, hidden]; router [E, hidden] and bias [E] in fp32; gate_up [E, 2 I, hidden], gate
+        rows first; down [E, hidden, I]; returns [N, hidden].
 
         s = sigmoid(router x) in fp32; the top k of s + bias are chosen; their weights are s / (sum + 1e-20), times the
         routed scaling; y = sum of weight * down(silu(gate x) * up x). Formulas: MiMo-V2's published code.

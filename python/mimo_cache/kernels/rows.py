@@ -90,8 +90,8 @@ class Rows:
 
 @dataclass(slots=True)
 class MtpRows:
-    """One call's N rows for all MTP heads. positions, sources: int64 [N], where the stored hidden state lies; ids, slots:
-    int64 [heads, N], the token each head needs (0 where unknown) and where its KV goes."""
+    """One call's N rows for all MTP heads. positions, sources: int64 [N], where the stored hidden state lies. ids,
+    slots: int64 [heads, N], the token each head needs (0 where unknown) and where its KV goes."""
 
     positions: Ints
     sources: Ints

@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import json
 import os
-import stat
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from mimo_cache import FileError
-
 from .errors import bad
+from .fields import Fields, eos_ids
+from .files import read_limited
 
 MAX_TEXT = 4 << 20
 """Longest `config.json`, in bytes."""
@@ -125,25 +124,25 @@ class ModelConfig:
     def from_path(
         cls, path: str | os.PathLike[str], *, mtp_heads: int | None = None, hub_window_plus: int = 1
     ) -> ModelConfig:
-        """`from_dict` of a file, or of `config.json` in a directory. Raises `FileError` and `ConfigError`."""
+        """`from_dict` of a file, or of `config.json` in a directory. Raises `FileError` and `ConfigError`.
+
+        The ids in a directory's `generation_config.json`, where the hub keeps most of them, join `eos_token_ids`.
+        """
         file = Path(path)
-        if file.is_dir():
+        generation = file / "generation_config.json"
+        if os.path.isdir(file):
             file /= "config.json"
-        return cls.from_dict(read_json(file), mtp_heads=mtp_heads, hub_window_plus=hub_window_plus)
+        config = cls.from_dict(read_json(file), mtp_heads=mtp_heads, hub_window_plus=hub_window_plus)
+        if not os.path.exists(generation):
+            return config
+        more = eos_ids(Fields(read_json(generation)), config.vocab_size)
+        return replace(config, eos_token_ids=tuple(dict.fromkeys(config.eos_token_ids + more)))
 
 
 def read_json(file: Path) -> Mapping[str, object]:
     """The JSON object in `file`, of at most `MAX_TEXT` bytes."""
-    try:
-        with file.open("rb") as source:
-            if not stat.S_ISREG(os.fstat(source.fileno()).st_mode):
-                raise FileError(f"{file}: not a regular file")
-            data = source.read(MAX_TEXT + 1)
-    except (OSError, ValueError) as error:
-        if isinstance(error, FileError):
-            raise
-        raise FileError(f"{file}: {getattr(error, 'strerror', None) or error}") from error
-    if len(data) > MAX_TEXT:
+    data = read_limited(file, MAX_TEXT)
+    if data is None:
         raise bad("length of the file", f"over {MAX_TEXT} bytes", f"at most {MAX_TEXT} bytes")
     try:
         value = json.loads(data.decode(), parse_constant=_no_constant)

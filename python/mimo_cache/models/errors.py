@@ -27,7 +27,7 @@ def shown(value: object) -> str:
     if isinstance(value, dict):
         return f"an object of {len(value)}"
     try:
-        text = json.dumps(value, ensure_ascii=False)
+        text = json.dumps(value)
     except (TypeError, ValueError):
         text = f"a {type(value).__name__}"
     return text if len(text) <= SHOWN else f"{text[:SHOWN]}…"

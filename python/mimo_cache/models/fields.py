@@ -15,6 +15,8 @@ from mimo_cache import ConfigError
 from .errors import bad, shown
 
 T = TypeVar("T")
+MAX_EOS = 256
+"""Most tokens that end a text."""
 
 
 class Fields:
@@ -109,8 +111,8 @@ class Fields:
             return
         # 1 and True, 0 and False are equal in Python and not in JSON.
         if not any(type(value) is type(one) and value == one for one in allowed):
-            words = " or ".join(shown(one) for one in allowed)
-            raise self.error(name, shown(value), f"{words}, or absent")
+            words = ", ".join([*(shown(one) for one in allowed), "or absent"]) if allowed else "absent"
+            raise self.error(name, shown(value), words)
 
 
 def agreed(*given: tuple[str, T | None]) -> T | None:
@@ -143,3 +145,14 @@ def agreed_lists(*given: tuple[str, list[T] | None]) -> list[T] | None:
 
 def _plain(value: object) -> str:
     return f"{value:g}" if isinstance(value, float) and math.isfinite(value) else str(value)
+
+
+def eos_ids(f: Fields, vocab: int) -> tuple[int, ...]:
+    """`eos_token_id`, one or a list, of tokens below `vocab`."""
+    value = f.get("eos_token_id")
+    if value is None:
+        return ()
+    ids = value if isinstance(value, (list, tuple)) else [value]
+    if len(ids) > MAX_EOS or not all(type(i) is int and 0 <= i < vocab for i in ids):
+        raise f.error("eos_token_id", shown(value), f"at most {MAX_EOS} token ids from 0 to {vocab - 1}")
+    return tuple(ids)

@@ -27,12 +27,11 @@ from typing import Any
 
 from .config import AttentionShape
 from .errors import bad, shown
-from .fields import Fields, agreed, agreed_lists
+from .fields import Fields, agreed, agreed_lists, eos_ids
+from .support import dtype, names, refuse
 
-ARCHITECTURES = {"mimo_v2_flash": "MiMoV2FlashForCausalLM", "mimo_v2": "MiMoV2ForCausalLM"}
 HUB_MTP_HEADS = 3
 """MTP heads that checkpoints on the hub ship where their config does not say."""
-DTYPES = ("bfloat16", "float16", "float32")
 # As in the core's geometry; the last ones bound what the table of tensors and single allocations can ask for.
 MAX_LAYERS, MAX_HEADS, MAX_HEAD_DIM, MAX_WINDOW, MAX_MTP = 1024, 1024, 65_536, 1 << 20, 8
 MAX_SIZE, MAX_VOCAB, MAX_POSITIONS = 1 << 20, 1 << 24, 1 << 31
@@ -46,8 +45,8 @@ def read(config: Mapping[str, object], mtp_heads: int | None, hub_window_plus: i
         raise bad("the config", f"a {type(config).__name__}", "a mapping")
     top = Fields(config)
     f = _text_fields(top)
-    architecture, model_type = _names(top, f)
-    _refuse(f)
+    architecture, model_type = names(top, f)
+    refuse(f)
     layers = f.required("num_hidden_layers", 1, MAX_LAYERS)
     hub = f.get("hybrid_layer_pattern") is not None
     kinds = _layer_kinds(f, layers)
@@ -77,8 +76,8 @@ def read(config: Mapping[str, object], mtp_heads: int | None, hub_window_plus: i
         "mtp_heads": _mtp_heads(f, mtp_heads, hub, has_swa),
         "max_positions": f.required("max_position_embeddings", 1, MAX_POSITIONS),
         "fused_qkv": f.get("attention_projection_layout") == "fused_qkv",
-        "eos_token_ids": _eos(top, f, vocab),
-        "dtype": _dtype(top, f),
+        "eos_token_ids": eos_ids(f, vocab) or eos_ids(top, vocab),
+        "dtype": dtype(top, f),
     }
 
 
@@ -92,58 +91,6 @@ def _text_fields(top: Fields) -> Fields:
         return top
     agreed(("text_config.num_hidden_layers", there), ("num_hidden_layers", here))
     return inner
-
-
-def _names(top: Fields, f: Fields) -> tuple[str, str]:
-    model_type = f.text("model_type") or top.text("model_type")
-    architecture: str | None = None
-    given = f.get("architectures") or top.get("architectures")
-    if given is not None:
-        if not isinstance(given, (list, tuple)) or not given or not isinstance(given[0], str):
-            raise f.error("architectures", shown(given), "a list of names")
-        architecture = given[0]
-    known = ", ".join(ARCHITECTURES)
-    if model_type is None and architecture is None:
-        raise f.error("model_type", "missing", known)
-    if model_type is None:
-        model_type = next((t for t, a in ARCHITECTURES.items() if a == architecture), None)
-    if model_type is not None and model_type not in ARCHITECTURES:
-        raise f.error("model_type", shown(model_type), known)
-    if model_type is None or architecture not in (None, ARCHITECTURES[model_type]):
-        allowed = ARCHITECTURES[model_type] if model_type else ", ".join(ARCHITECTURES.values())
-        raise f.error("architectures", shown(architecture), allowed)
-    return ARCHITECTURES[model_type], model_type
-
-
-def _refuse(f: Fields) -> None:
-    """What would change the formulas in a way that is not computed here."""
-    f.only("hidden_act", "silu")
-    f.only("attention_bias", False)
-    f.only("tie_word_embeddings", False)
-    f.only("n_shared_experts", 0)
-    f.only("scoring_func", "sigmoid")
-    f.only("topk_method", "noaux_tc")
-    f.only("n_group", 1)
-    f.only("topk_group", 1)
-    f.only("attention_projection_layout", "fused_qkv", "split")
-    for name in ("kv_lora_rank", "num_kv_shared_layers", "global_head_dim", "num_global_key_value_heads"):
-        f.only(name, 0)
-    if f.get("hybrid_layer_pattern") is None:
-        f.only("hybrid_block_size")
-    scaling = f.inner("rope_scaling")
-    if scaling is not None:
-        scaling.only("rope_type", "default")
-        scaling.only("type", "default")
-    quantization = f.inner("quantization_config")
-    if quantization is not None:
-        if quantization.get("quant_method") is None:
-            raise quantization.error("quant_method", "missing", '"fp8"')
-        quantization.only("quant_method", "fp8")
-        quantization.only("fmt", "e4m3", "float8_e4m3fn")
-        quantization.only("store_dtype")
-        block = quantization.get("weight_block_size")
-        if block is not None and block not in ([128, 128], (128, 128)):
-            raise quantization.error("weight_block_size", shown(block), "[128, 128], or absent")
 
 
 def _layer_kinds(f: Fields, layers: int) -> list[str]:
@@ -326,23 +273,3 @@ def _mtp_heads(f: Fields, option: int | None, hub: bool, has_swa: bool) -> int:
     if in_file is not None:
         return in_file
     return HUB_MTP_HEADS if has_swa else 0
-
-
-def _eos(top: Fields, f: Fields, vocab: int) -> tuple[int, ...]:
-    value = f.get("eos_token_id") if f.get("eos_token_id") is not None else top.get("eos_token_id")
-    if value is None:
-        return ()
-    ids: list[Any] = list(value) if isinstance(value, (list, tuple)) else [value]
-    if len(ids) > 256 or not all(type(i) is int and 0 <= i < vocab for i in ids):
-        raise f.error("eos_token_id", shown(value), f"token ids from 0 to {vocab - 1}")
-    return tuple(ids)
-
-
-def _dtype(top: Fields, f: Fields) -> str:
-    for fields in (f, top):
-        name = agreed(*((n, fields.text(n)) for n in ("dtype", "torch_dtype")))
-        if name is not None and name not in DTYPES:
-            raise fields.error("dtype", shown(name), ", ".join(DTYPES))
-        if name is not None:
-            return name
-    return "bfloat16"

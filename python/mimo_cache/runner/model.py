@@ -77,6 +77,7 @@ class Model:
 
     # --- trunk ----------------------------------------------------------------------------------------------------
 
+    @torch.inference_mode()
     def forward(self, works: Sequence[Work]) -> list[Any]:
         """Runs the trunk over a step's rows: writes KV and hidden states, returns logits.
 
@@ -143,6 +144,7 @@ class Model:
 
     # --- MTP heads ------------------------------------------------------------------------------------------------
 
+    @torch.inference_mode()
     def write_mtp(self, works: Sequence[MtpWork]) -> None:
         """Writes the KV rows of the MTP heads from the stored hidden states and the tokens that follow.
 
@@ -173,6 +175,7 @@ class Model:
             k_pool[slots] = k.reshape(heads * count, -1, shape.k_dim)
             v_pool[slots] = v
 
+    @torch.inference_mode()
     def draft(self, head: int, works: Sequence[Work]) -> list[Any]:
         """Draft logits of one MTP head, whose KV rows `write_mtp` has written.
 
@@ -180,9 +183,10 @@ class Model:
         j + k + 1, so the last k + 1 of `ids` are no rows of their own: logits are those of the rows before them.
         Returns one tensor [min(works[i].logits, rows), vocab] in fp32 for each; row j predicts token j + k + 2.
         """
-        if self.mtp is None or not 0 <= head < len(self.mtp.layers):
-            heads = 0 if self.mtp is None else len(self.mtp.layers)
-            raise ValueError(f"head is {head}, allowed is 0 to {heads - 1}")
+        if self.mtp is None:
+            raise ValueError(f"head is {head}, and the model has no MTP head")
+        if not 0 <= head < len(self.mtp.layers):
+            raise ValueError(f"head is {head}, allowed is 0 to {len(self.mtp.layers) - 1}")
         mtp, layer = self.mtp, self.mtp.layers[head]
         stored = self.pools.hidden.view(-1, self.config.hidden_size)
         shifted = [
@@ -262,13 +266,13 @@ class Model:
 
 def rope_table(shape: AttentionShape, size: int, device: Any, dtype: Any) -> tuple[Any, Any]:
     """cos and sin [size, 1, rotary_dim] in the rotate-half form: angle of dims j and j + rotary_dim / 2 is
-    position * theta^(-2 j / rotary_dim), in fp32. The first half of sin is negated, so that x cos + swap(x) sin rotates.
+    position * theta^(-2 j / rotary_dim), in fp32. The first half of sin is negated: x cos + swap(x) sin rotates.
     """
     inverse = 1.0 / shape.rope_theta ** (torch.arange(0, shape.rotary_dim, 2, dtype=torch.float32) / shape.rotary_dim)
     angle = torch.arange(size, dtype=torch.float32)[:, None] * inverse
     cos, sin = angle.cos(), angle.sin()
-    both = torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1)
-    return tuple(t.unsqueeze(1).to(device=device, dtype=dtype) for t in both)  # type: ignore[return-value]
+    cos, sin = torch.cat((cos, cos), -1).unsqueeze(1), torch.cat((-sin, sin), -1).unsqueeze(1)
+    return cos.to(device=device, dtype=dtype), sin.to(device=device, dtype=dtype)
 
 
 def _rotate(x: Any, cos: Any, sin: Any) -> Any:
