@@ -700,7 +700,7 @@ class PrefixCache:
     - `full_pages`, `swa_pages`: usable page ids of the two pools (id 0 is the null page and comes on top); 0 for a
       group the model does not have. `scratch_pages`: part of `swa_pages` for chunks longer than a window.
     - `retention`: parts joined by "+": prompt_end, seq_end, branch, sup<n>, stride<tokens>, dense<tokens>:<until>.
-    - `policy`: "lru".
+    - `policy`: order of eviction, "hit_density", "lru", "arc", "s3fifo" or "turn_hazard" (docs/policies.md).
     - `events`: keys the event ring holds; 0 turns events off. `ghosts`: dropped pages that are remembered to explain
       misses, default 2 * full_pages. `max_pinned_pages`: full pages under a pin at once, default full_pages / 4.
     - `seed`: of the hash tables. `weights`: version of the model's weights, part of every namespace.
@@ -713,8 +713,8 @@ class PrefixCache:
         full_pages: SupportsIndex = 0,
         swa_pages: SupportsIndex = 0,
         scratch_pages: SupportsIndex = 0,
-        retention: str = "prompt_end+branch",
-        policy: str = "lru",
+        retention: str = "prompt_end+branch+sup2+stride8192+dense2048:4096",
+        policy: str = "hit_density",
         events: SupportsIndex = 65536,
         ghosts: SupportsIndex | None = None,
         seed: SupportsIndex = 0,
@@ -730,8 +730,8 @@ class PrefixCache:
         full_pages: SupportsIndex = 0,
         swa_pages: SupportsIndex = 0,
         scratch_pages: SupportsIndex = 0,
-        retention: str = "prompt_end+branch",
-        policy: str = "lru",
+        retention: str = "prompt_end+branch+sup2+stride8192+dense2048:4096",
+        policy: str = "hit_density",
         events: SupportsIndex = 65536,
         ghosts: SupportsIndex | None = None,
         seed: SupportsIndex = 0,
@@ -838,8 +838,8 @@ def replay(
     model: str,
     capacity: str,
     swa_share: float | None = None,
-    retention: str = "prompt_end+branch",
-    policy: str = "lru",
+    retention: str = "prompt_end+branch+sup2+stride8192+dense2048:4096",
+    policy: str = "hit_density",
     page_size: SupportsIndex = 64,
     chunk: SupportsIndex = 8192,
     seed: SupportsIndex = 0,
@@ -877,8 +877,8 @@ def explain(
     model: str,
     capacity: str,
     swa_share: float | None = None,
-    retention: str = "prompt_end+branch",
-    policy: str = "lru",
+    retention: str = "prompt_end+branch+sup2+stride8192+dense2048:4096",
+    policy: str = "hit_density",
     page_size: SupportsIndex = 64,
     chunk: SupportsIndex = 8192,
     seed: SupportsIndex = 0,

@@ -23,6 +23,7 @@ mod shape;
 mod shares;
 mod slots;
 mod usable;
+mod users;
 mod walk;
 
 pub use checkpoint::Checkpoint;
@@ -31,7 +32,7 @@ pub use slots::{Run, Slots};
 pub use walk::{Cursor, Place as WalkPlace, Query};
 
 use crate::cache::types::{CacheConfig, PageKey};
-use crate::policy::{LruList, Policy};
+use crate::policy::{History, LruList, Policy};
 use crate::pool::chunk::{Arena, ChunkVec};
 use crate::pool::{Fence, Full, Pool, Stamp, Swa};
 use children::ChildTable;
@@ -131,12 +132,19 @@ pub struct Tree {
     pub(crate) full: Pool<Full>,
     pub(crate) swa: Pool<Swa>,
     pub(crate) fence: Fence,
+    /// Leaves that may go.
     order: Box<dyn Policy>,
     dead: LruList,
     pinned: LruList,
     ckpt_order: Box<dyn Policy>,
     ckpt_pinned: LruList,
-    /// What is in `order` and in `ckpt_order`, of tenants with a share.
+    /// What is learnt for both orders.
+    pub(crate) history: History,
+    /// Checkpoints go by what they unlock.
+    weighs: bool,
+    /// Uses so far: the rank of the newest one.
+    ranks: u64,
+    /// What may go (also what is not a leaf) and what is in `ckpt_order`, of tenants with a share.
     own_nodes: TenantLists,
     own_ckpts: TenantLists,
     detached: Vec<u32>,
@@ -193,11 +201,14 @@ impl Tree {
             full: Pool::new(c.full_pages),
             swa: Pool::new(c.swa_pages),
             fence: Fence::default(),
-            order: c.policy.build(),
+            order: c.policy.leaves(),
             dead: LruList::default(),
             pinned: LruList::default(),
-            ckpt_order: c.policy.build(),
+            ckpt_order: c.policy.checkpoints(),
             ckpt_pinned: LruList::default(),
+            history: History::new(c.policy, u64::from(c.full_pages.max(c.swa_pages)), c.seed),
+            weighs: c.policy.weighs(),
+            ranks: 0,
             own_nodes: TenantLists::default(),
             own_ckpts: TenantLists::default(),
             detached: Vec::new(),
@@ -316,6 +327,9 @@ impl Tree {
             + self.ckpts.bytes()
             + self.swa_meta.bytes()
             + self.records.bytes()
+            + self.history.bytes()
+            + self.order.ids().bytes()
+            + self.ckpt_order.ids().bytes()
             + (self.generations.len() + self.outdated.len()) as u64 * GENERATION_BYTES
     }
 }
