@@ -831,6 +831,7 @@ class PrefixCache:
 
 DEFAULT_POLICY: str
 DEFAULT_RETENTION: str
+POLICIES: tuple[str, ...]
 
 def replay(
     trace: str | os.PathLike[str],

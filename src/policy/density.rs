@@ -135,6 +135,10 @@ impl Policy for Density {
         &self.ids
     }
 
+    fn ids_mut(&mut self) -> &mut Ranked {
+        &mut self.ids
+    }
+
     fn reweigh(&mut self, id: u32, worth: f32) -> bool {
         let Some(&entry) = self.ids.get(id).filter(|_| self.octaves > 1) else { return false };
         let list = self.list(entry.list / self.octaves, worth);

@@ -6,7 +6,7 @@ use crate::error::{Error, Result};
 use crate::policy::{PolicyKind, Retention};
 use crate::replay::{Capacity, KvBytes, MAX_CHUNK, MAX_SAMPLES, Options, Outcome, Progress, Sample, Service, run};
 use pyo3::prelude::*;
-use pyo3::types::{PyDict, PyList};
+use pyo3::types::{PyDict, PyList, PyTuple};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
@@ -20,6 +20,7 @@ const DEFAULT_DECODE: f64 = 50.0;
 pub fn register(m: &Bound<'_, PyModule>) -> PyResult<()> {
     m.add("DEFAULT_RETENTION", Retention::DEFAULT)?;
     m.add("DEFAULT_POLICY", PolicyKind::default().name())?;
+    m.add("POLICIES", PyTuple::new(m.py(), PolicyKind::all().map(PolicyKind::name))?)?;
     m.add_function(wrap_pyfunction!(replay, m)?)
 }
 

@@ -32,7 +32,7 @@ const RETENTION: [&str; 6] = [
 ];
 
 impl Setup {
-    /// A roomy cache with both groups.
+    /// A roomy cache with both groups. Stories are told of LRU, whose order needs no history.
     pub fn roomy(page: u32, window: u32, n_mtp: u32) -> Setup {
         Setup {
             page,
@@ -43,7 +43,7 @@ impl Setup {
             swa_pages: 400,
             scratch: 100,
             retention: RETENTION[0],
-            policy: PolicyKind::default(),
+            policy: PolicyKind::Lru,
             events: 4096,
             ghosts: 64,
             alphabet: 1000,

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from helpers import Steps, plain
-from mimo_cache import InvalidArgument
+from mimo_cache import InvalidArgument, _core
 from mimo_cache.replay import optimum, replay
 from reference import Layout, lookup
 from replay_models import (
@@ -32,8 +32,8 @@ from replay_models import (
 PAGE = 64
 NEED = 2  # pages of W = 128
 
-POLICIES = ("lru",)
-"""Every policy by name: new ones are added here, and to ONE_POOL where a slow cache says exactly what they do."""
+POLICIES = _core.POLICIES
+"""Every policy by name; ONE_POOL has those of which a few slow lines say exactly what they do."""
 
 RULES = (
     Rules(),
