@@ -117,7 +117,7 @@ const NAMES: [(&str, PolicyKind); 5] = [
 
 impl PolicyKind {
     /// Every policy.
-    pub fn all() -> impl Iterator<Item = PolicyKind> {
+    pub fn all() -> impl ExactSizeIterator<Item = PolicyKind> {
         NAMES.into_iter().map(|(_, kind)| kind)
     }
 
