@@ -6,6 +6,7 @@ import json
 import random
 import re
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
 import pytest
@@ -78,7 +79,7 @@ def test_the_command_prints_the_table(folder: Path, capsys: pytest.CaptureFixtur
     assert len(told["rows"]) == 20
     row = next(r for r in told["rows"] if (r["trace"], r["model"], r["capacity"]) == ("tau_airline", "uniform", "5%"))
     assert row["token_hit_rate"] == row["replay"]["token_hit_rate"]
-    given = {"model": "uniform", "capacity": "5%"}
+    given: dict[str, Any] = {"model": "uniform", "capacity": "5%"}
     assert row["token_hit_rate"] == replay(folder / "tau_airline.jsonl", **given)["token_hit_rate"]
     assert row["lru_token_hit_rate"] == replay(folder / "tau_airline.jsonl", policy="lru", **given)["token_hit_rate"]
     assert f"{100 * row['token_hit_rate']:.2f}" in out
