@@ -25,8 +25,8 @@ MODELS = ("uniform", "mimo-v2.5-pro")
 
 # Capacities in % of the bytes of all layers for all unique tokens, where hit rates are neither nothing nor the ceiling.
 _CAPACITIES: dict[str, dict[str, tuple[float, ...]]] = {
-    "claude_code_dev": {"uniform": (0.1, 0.25, 0.5, 1, 2, 5, 10), "mimo-v2.5-pro": (0.1, 0.25, 0.5, 1, 2, 5)},
-    "conversation": {"uniform": (1, 2, 5, 10, 20), "mimo-v2.5-pro": (0.2, 0.5, 1, 2, 5, 10)},
+    "claude_code_dev": {"uniform": (0.25, 0.5, 1, 2, 5), "mimo-v2.5-pro": (0.25, 0.5, 1, 2)},
+    "conversation": {"uniform": (1, 2, 5, 10, 20), "mimo-v2.5-pro": (0.5, 1, 2, 5)},
     "tau_airline": {"uniform": (1, 2, 5, 10), "mimo-v2.5-pro": (0.2, 0.5, 1, 2, 5, 10)},
     "magagent": {"uniform": (1, 2, 5, 10), "mimo-v2.5-pro": (0.2, 0.5, 1, 2, 5, 10)},
 }
@@ -153,9 +153,8 @@ def _replay(path: Path, given: dict[str, Any], near: float | None = None) -> dic
     if "swa_share" in given or given["model"] == "uniform":
         return replay(path, **given)
     if near is None:
-        return best_split(path, **given)
-    shares = [near * factor for factor in (0.7, 1.0, 1.4) if near * factor < 1.0]
-    return best_split(path, refine=1, shares=shares, **given)
+        return best_split(path, refine=1, **given)
+    return best_split(path, refine=0, shares=[near / 1.4, near, near * 1.4 if near < 0.7 else near], **given)
 
 
 def _facts(path: Path, runs: TraceRuns, options: dict[str, Any]) -> None:
