@@ -45,7 +45,8 @@ def main() -> None:
                 x, y = [p for p, _ in points], [r[name] for _, r in points]
                 ax.plot(x, y, style, color=colour, marker="o", markersize=3, label=label)
             ax.set(xscale="log", title=trace, xlabel="capacity, % of all bytes")
-            ax.xaxis.set_major_formatter("{x:g}")
+            ax.set_xticks([p for p, _ in points], [f"{p:g}" for p, _ in points])
+            ax.minorticks_off()
             if column == 0:
                 ax.set_ylabel(f"{title}\ntoken hit rate, %")
     axes[0][0].legend()
