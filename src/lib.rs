@@ -9,6 +9,7 @@ pub mod key;
 pub mod policy;
 pub mod pool;
 pub mod replay;
+pub mod ring;
 #[cfg(all(feature = "gcache", target_os = "linux"))]
 pub mod shm;
 pub mod sync;

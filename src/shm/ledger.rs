@@ -13,7 +13,6 @@ use super::spans::{Slot, Spans};
 use super::stats::Totals;
 use super::store::LeaseOwner;
 use super::superblock::{EPOCH_AT, MAX_EPOCH, epoch_word};
-use crate::policy::PolicyKind;
 use foldhash::HashSet;
 use smallvec::SmallVec;
 use std::sync::Arc;
@@ -81,9 +80,9 @@ pub enum Answer {
 
 impl Ledger {
     /// An empty ledger over a file of this epoch.
-    pub fn new(map: Arc<Mapped>, epoch: u32, lease_bytes: u64, policy: PolicyKind) -> Ledger {
+    pub fn new(map: Arc<Mapped>, epoch: u32, lease_bytes: u64) -> Ledger {
         let spans = Spans::new(map.geometry, map.classes.len());
-        let (leases, extents) = (Leases::new(lease_bytes), Extents::new(policy));
+        let (leases, extents) = (Leases::new(lease_bytes), Extents::new());
         let (index, writing, totals) = (Index::new(), HashSet::default(), Totals::default());
         let (counter, tick, listed, slot_bytes, held) = (0, 0, 0, 0, 0);
         Ledger { map, spans, index, extents, leases, writing, totals, epoch, counter, tick, listed, slot_bytes, held }

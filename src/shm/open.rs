@@ -44,7 +44,7 @@ pub fn open(config: &StoreConfig, boot: BootId) -> Result<(Ledger, Recovery), Sh
     }
     map.region.store(EPOCH_AT, epoch_word(epoch + 1));
     map.region.store(PROCESS_AT, u64::from(std::process::id()));
-    let mut ledger = Ledger::new(Arc::new(map), epoch + 1, config.lease_bytes, config.policy);
+    let mut ledger = Ledger::new(Arc::new(map), epoch + 1, config.lease_bytes);
     ledger.recover(&mut recovery);
     recovery.elapsed = start.elapsed();
     Ok((ledger, recovery))

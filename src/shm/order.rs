@@ -1,11 +1,12 @@
 //! The order of eviction: extents by age, and inside an extent superseded windows first, then the tail before the head.
 //!
-//! Extents are ordered by the [`Policy`] that the core uses as well. An extent is in it while it has an object that may
-//! be evicted; those objects form a treap (a search tree by order, a heap by a mixture of the object's id), so that one
+//! Extents are in the core's [`LruList`], eight bytes each; the core's other policies weigh what a node does not see: who
+//! asks, and what else the prompt has. An extent is in the list while it has an object that may be evicted; those objects
+//! form a treap (a search tree by order, a heap by a mixture of the object's id), so that one
 //! extent with very many objects is as quick as many with few.
 
 use super::index::{NIL, Object, Objects, Table};
-use crate::policy::{Policy, PolicyKind};
+use crate::policy::LruList;
 use crate::pool::chunk::{ChunkStack, ChunkVec};
 use std::cmp::Reverse;
 
@@ -26,7 +27,7 @@ pub struct Extents {
     records: ChunkVec<Extent>,
     free: ChunkStack,
     made: u32,
-    order: Box<dyn Policy>,
+    order: LruList,
 }
 
 /// 64 bits for the table.
@@ -48,9 +49,9 @@ fn weight(id: u32) -> u32 {
 
 impl Extents {
     /// No extents.
-    pub fn new(policy: PolicyKind) -> Extents {
+    pub fn new() -> Extents {
         let records = ChunkVec::new(Extent { hash: 0, root: NIL, objects: 0 });
-        Extents { table: Table::new(), records, free: ChunkStack::default(), made: 0, order: policy.build() }
+        Extents { table: Table::new(), records, free: ChunkStack::default(), made: 0, order: LruList::default() }
     }
 
     /// The extent with this hash, for one object more.
@@ -117,13 +118,12 @@ impl Extents {
 
     /// The object to go next.
     pub fn victim(&self, objects: &Objects) -> Option<u32> {
-        self.order.victim().map(|extent| self.first(objects, extent))
+        self.order.oldest().map(|extent| self.first(objects, extent))
     }
 
     /// The objects that would go next of the extents that would, at most `most` of them.
     pub fn oldest(&self, objects: &Objects, most: usize) -> Vec<u32> {
-        let extents = std::iter::successors(self.order.victim(), |e| self.order.after(*e));
-        extents.take(most).map(|e| self.first(objects, e)).collect()
+        self.order.iter().take(most).map(|e| self.first(objects, e)).collect()
     }
 
     fn first(&self, objects: &Objects, extent: u32) -> u32 {
@@ -134,7 +134,7 @@ impl Extents {
         at
     }
 
-    /// Bytes of this process that the extents take; the policy's share is eight for each record.
+    /// Bytes of this process that the extents take; the list's share is eight for each record.
     pub fn bytes(&self) -> u64 {
         self.table.bytes() + self.records.bytes() + 8 * self.records.capacity() as u64 + 4 * self.free.len() as u64
     }
@@ -163,7 +163,7 @@ impl Extents {
             let right = inside.iter().all(|o| objects[*o].extent == extent as u32 && !objects[*o].is_held());
             let listed = self.order.contains(extent as u32);
             if !sorted || !right || listed == inside.is_empty() {
-                return Err(format!("extent {extent} orders {inside:?}; in the policy: {listed}"));
+                return Err(format!("extent {extent} orders {inside:?}; in the list: {listed}"));
             }
             ordered += inside.len();
             in_order += usize::from(listed);
