@@ -189,11 +189,11 @@ mod x86 {
         let mut sums = [0, 64, 128, 192].map(copied);
         sums[0] = _mm512_xor_si512(sums[0], _mm512_zextsi128_si512(_mm_cvtsi32_si128(crc as i32)));
         for block in (BLOCK..len).step_by(BLOCK) {
-            for n in 0..4 {
-                let low = _mm512_clmulepi64_epi128::<0x00>(sums[n], by);
-                let high = _mm512_clmulepi64_epi128::<0x11>(sums[n], by);
+            for (n, sum) in sums.iter_mut().enumerate() {
+                let low = _mm512_clmulepi64_epi128::<0x00>(*sum, by);
+                let high = _mm512_clmulepi64_epi128::<0x11>(*sum, by);
                 // 0x96 is the exclusive or of three.
-                sums[n] = _mm512_ternarylogic_epi64::<0x96>(low, high, copied(block + 64 * n));
+                *sum = _mm512_ternarylogic_epi64::<0x96>(low, high, copied(block + 64 * n));
             }
         }
         let mut words = [0u64; BLOCK / 8];
@@ -250,18 +250,18 @@ mod x86 {
         let mut crcs = [u64::from(crc), 0, 0];
         for at in (0..LANE).step_by(32) {
             let mut words = [[0u64; 4]; 3];
-            for lane in 0..3 {
+            for (lane, words) in words.iter_mut().enumerate() {
                 let at = lane * LANE + at;
-                // SAFETY: 32 bytes at `at` are within the three lanes; `words[lane]` has 32 bytes.
+                // SAFETY: 32 bytes at `at` are within the three lanes; `words` has 32 bytes.
                 unsafe {
                     let vector = _mm256_loadu_si256(src.add(at).cast());
                     _mm256_storeu_si256(dst.add(at).cast(), vector);
-                    _mm256_storeu_si256(words[lane].as_mut_ptr().cast(), vector);
+                    _mm256_storeu_si256(words.as_mut_ptr().cast(), vector);
                 }
             }
             for n in 0..4 {
-                for lane in 0..3 {
-                    crcs[lane] = _mm_crc32_u64(crcs[lane], words[lane][n]);
+                for (crc, words) in crcs.iter_mut().zip(&words) {
+                    *crc = _mm_crc32_u64(*crc, words[n]);
                 }
             }
         }
