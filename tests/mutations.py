@@ -355,6 +355,77 @@ MUTATIONS: tuple[Mutation, ...] = (
         "self.ckpts[id].matched = true;",
         "rules",
     ),
+    Mutation(
+        "a value is published before its header",
+        "src/shm/values.rs",
+        "        for (n, word) in words.iter().enumerate().skip(1) {",
+        "        self.shared.map.region.store(self.opened.place.header_at, words[0]);\n"
+        "        for (n, word) in words.iter().enumerate().skip(1) {",
+        "shm_machine",
+    ),
+    Mutation(
+        "a slot is published when it is begun",
+        "src/shm/ledger.rs",
+        "self.map.region.store(place.header_at, Word::new(generation, state::WRITING).0);",
+        "let _ = generation;",
+        "shm_machine",
+    ),
+    Mutation(
+        "an eviction stays in the process",
+        "src/shm/ledger.rs",
+        "        self.free_word(place.header_at);\n        self.index.unlist(object);",
+        "        self.index.unlist(object);",
+        "shm_machine",
+    ),
+    Mutation(
+        "a span is entered before its headers are free",
+        "src/shm/room.rs",
+        "            region.store(shape.header_at(&g, first, slot), Word::new(0, state::FREE).0);",
+        "            let _ = (shape.header_at(&g, first, slot), Word::new(0, state::FREE), region);",
+        "shm_machine",
+    ),
+    Mutation(
+        "an entry's word is stored first",
+        "src/shm/room.rs",
+        "for n in [1, 2, 3, 0] {",
+        "for n in [0, 1, 2, 3] {",
+        "shm_machine",
+    ),
+    Mutation(
+        "the head of an extent goes before its tail",
+        "src/shm/order.rs",
+        "(!superseded, Reverse(object.page), Reverse(object.part), id)",
+        "(!superseded, Reverse(u32::MAX - object.page), Reverse(object.part), id)",
+        "shm_machine",
+    ),
+    Mutation(
+        "whole slabs are emptied under a pin",
+        "src/shm/room.rs",
+        "id => (self.spans.get(id).held > 0, self.spans.get(id).tick),",
+        "id => (self.spans.get(id).held > 1, self.spans.get(id).tick),",
+        "shm_store",
+    ),
+    Mutation(
+        "a second process is let in",
+        "src/shm/mapped.rs",
+        "libc::LOCK_EX | libc::LOCK_NB",
+        "libc::LOCK_SH | libc::LOCK_NB",
+        "shm_kill",
+    ),
+    Mutation(
+        "a reader does not look again",
+        "src/shm/reader.rs",
+        "match (self.is_there(at), same) {",
+        "match (true, same) {",
+        "shm_kill",
+    ),
+    Mutation(
+        "a header is believed without its checksum",
+        "src/shm/header.rs",
+        "if bytes.len() < SHORT + 4 * (chunks - 1) || checksum(bytes, chunks) != u32_at(bytes, CHECK_AT)? {",
+        "if bytes.len() < SHORT + 4 * (chunks - 1) {",
+        "shm_flips",
+    ),
 )
 
 

@@ -70,7 +70,7 @@ fn write_until_killed(path: &Path, size: u64, seed: u64) {
                 for step in 0.. {
                     // Each thread has objects of its own, so that what it says of one is in order.
                     let n = thread + THREADS * (mix(seed, mix(thread, step)) % 40);
-                    if mix(seed, step) % 4 == 0 {
+                    if mix(seed, step).is_multiple_of(4) {
                         say(&format!("deleting {n}"));
                         store.delete(1, &[id(n, 0)]);
                         say(&format!("deleted {n}"));

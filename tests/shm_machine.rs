@@ -27,7 +27,7 @@ fn run(slabs: u64, ops: Vec<Op>) {
 }
 
 proptest! {
-    #![proptest_config(cases(300))]
+    #![proptest_config(cases(150))]
 
     /// Room for most of what is put.
     #[test]

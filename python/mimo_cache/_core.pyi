@@ -424,6 +424,14 @@ class Explanation:
     def checkpoints(self) -> list[Checkpoint]:
         """Checkpoints on the matched path, shallow first; at most 64, the deepest."""
     @property
+    def stretches(self) -> list[dict[str, Any]]:
+        """What missed, in order of position: dicts of `from`, `to` (tokens), `cause`, and for what was evicted
+        `dropped`: `why`, `sequence` (its `id`), `calls_ago`, or `None` when that is forgotten. At most 64."""
+    @property
+    def lost_checkpoints(self) -> list[dict[str, Any]]:
+        """Checkpoints that would have made more usable and were dropped, deepest first: dicts of `boundary`, `kinds`,
+        and `dropped` as in `stretches`. At most 64."""
+    @property
     def lines(self) -> list[str]:
         """One plain sentence each."""
 
@@ -695,7 +703,7 @@ class PrefixCache:
     - `full_pages`, `swa_pages`: usable page ids of the two pools (id 0 is the null page and comes on top); 0 for a
       group the model does not have. `scratch_pages`: part of `swa_pages` for chunks longer than a window.
     - `retention`: parts joined by "+": prompt_end, seq_end, branch, sup<n>, stride<tokens>, dense<tokens>:<until>.
-    - `policy`: "lru".
+    - `policy`: order of eviction, "hit_density", "lru", "arc", "s3fifo" or "turn_hazard" (docs/policies.md).
     - `events`: keys the event ring holds; 0 turns events off. `ghosts`: dropped pages that are remembered to explain
       misses, default 2 * full_pages. `max_pinned_pages`: full pages under a pin at once, default full_pages / 4.
     - `seed`: of the hash tables. `weights`: version of the model's weights, part of every namespace.
@@ -708,8 +716,8 @@ class PrefixCache:
         full_pages: SupportsIndex = 0,
         swa_pages: SupportsIndex = 0,
         scratch_pages: SupportsIndex = 0,
-        retention: str = "prompt_end+branch",
-        policy: str = "lru",
+        retention: str = "prompt_end+branch+sup2+stride8192+dense2048:4096",
+        policy: str = "hit_density",
         events: SupportsIndex = 65536,
         ghosts: SupportsIndex | None = None,
         seed: SupportsIndex = 0,
@@ -725,8 +733,8 @@ class PrefixCache:
         full_pages: SupportsIndex = 0,
         swa_pages: SupportsIndex = 0,
         scratch_pages: SupportsIndex = 0,
-        retention: str = "prompt_end+branch",
-        policy: str = "lru",
+        retention: str = "prompt_end+branch+sup2+stride8192+dense2048:4096",
+        policy: str = "hit_density",
         events: SupportsIndex = 65536,
         ghosts: SupportsIndex | None = None,
         seed: SupportsIndex = 0,
@@ -917,24 +925,83 @@ class GCacheClient:
     def __enter__(self) -> GCacheClient: ...
     def __exit__(self, *_args: object) -> None: ...
 
+DEFAULT_POLICY: str
+DEFAULT_RETENTION: str
+POLICIES: tuple[str, ...]
+
 def replay(
     trace: str | os.PathLike[str],
     *,
     model: str,
     capacity: str,
     swa_share: float | None = None,
-    retention: str = "prompt_end+branch",
-    policy: str = "lru",
+    retention: str = "prompt_end+branch+sup2+stride8192+dense2048:4096",
+    policy: str = "hit_density",
     page_size: SupportsIndex = 64,
     chunk: SupportsIndex = 8192,
     seed: SupportsIndex = 0,
+    skip_bad: bool = False,
+    samples: SupportsIndex = 0,
+    prefill_rate: float | None = None,
+    decode_rate: float = 50.0,
     progress: Callable[[int, int, int, int], object] | None = None,
 ) -> dict[str, Any]:
     """Replays a trace and returns what it found as numbers; `misses` is a dict of tokens by cause.
 
     `progress(done, total, prompt_tokens, hit_tokens)` is called about ten times a second; what it raises ends the
-    replay. `swa_share=None`: 0 for a model without an SWA group, else 0.1. `docs/cli.md` names every key.
+    replay. `swa_share=None`: 0 for a model without an SWA group, else 0.1. `skip_bad`: lines that cannot be used are
+    counted and passed over. `samples`: points in time of the result's `samples`. With `prefill_rate` (tokens a second)
+    requests overlap, and each stays open until its output has come at `decode_rate`. `docs/cli.md` names every key.
     """
 
 def crc32c(data: _Buffer, value: SupportsIndex = 0) -> int:
     """CRC32C (Castagnoli, as in iSCSI) of a buffer of bytes, continued from `value`."""
+
+def optimum(
+    trace: str | os.PathLike[str],
+    *,
+    capacities: list[int] | tuple[int, ...],
+    page_size: SupportsIndex = 64,
+    skip_bad: bool = False,
+) -> dict[str, Any]:
+    """What no cache of one pool can beat, and what leaf-first LRU gets, at each of `capacities` (pages of `page_size`
+    tokens): lists of hit tokens `belady` and `lru`; `endless`, the hit tokens of an infinite cache; `prompt_tokens`;
+    and `reuse_tokens` and `reuse_ms`, tokens by powers of two of the distance between their uses. Holds the whole
+    trace."""
+
+def explain(
+    trace: str | os.PathLike[str],
+    *,
+    request: SupportsIndex | None = None,
+    session: SupportsIndex | None = None,
+    model: str,
+    capacity: str,
+    swa_share: float | None = None,
+    retention: str = "prompt_end+branch+sup2+stride8192+dense2048:4096",
+    policy: str = "hit_density",
+    page_size: SupportsIndex = 64,
+    chunk: SupportsIndex = 8192,
+    seed: SupportsIndex = 0,
+    skip_bad: bool = False,
+    prefill_rate: float | None = None,
+    decode_rate: float = 50.0,
+    progress: Callable[[int, int, int, int], object] | None = None,
+) -> list[dict[str, Any]]:
+    """The stories of one request (`request`, from 1) or of a session's requests (`session`) as a list of dicts; the
+    trace is replayed up to them. The other arguments are those of `replay`."""
+
+@final
+class BlockIds:
+    """Turns block hashes, or tokens, into the ids of a trace: an id stands for a block and all blocks before it.
+
+    At most `most` ids are given; about 24 bytes each.
+    """
+
+    def __new__(cls, most: SupportsIndex = 67108864) -> BlockIds: ...
+    def of_hashes(self, hashes: Iterable[int]) -> list[list[int]]:
+        """The runs [[first id, count], ...] of a prompt whose blocks have these hashes (of at most 64 bits each)."""
+    def of_tokens(self, tokens: bytes, block_size: int, salt: int = 0) -> list[list[int]]:
+        """The runs of a prompt's full blocks of `block_size` tokens (4 bytes a token). `salt` separates prompts that
+        must share nothing."""
+    def __len__(self) -> int:
+        """Distinct ids so far."""

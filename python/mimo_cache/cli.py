@@ -16,8 +16,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import mimo_cache
-from mimo_cache import generate, replay
+from mimo_cache import generate
 from mimo_cache._parser import Parser
+from mimo_cache.replay import command as replay
+from mimo_cache.replay import story
+from mimo_cache.replay.convert import command as convert
 
 
 def parser() -> argparse.ArgumentParser:
@@ -26,6 +29,11 @@ def parser() -> argparse.ArgumentParser:
     top.add_argument("--version", action="version", version=f"mimo-cache {mimo_cache.__version__}")
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND", parser_class=Parser)
     replay.add_arguments(commands.add_parser("replay", help="a trace through a cache of a given size: its hit rate"))
+    story.add_arguments(commands.add_parser("explain", help="why a request of a trace hit what it hit"))
+    traces = commands.add_parser("trace", help="make traces").add_subparsers(
+        dest="trace_command", required=True, metavar="COMMAND", parser_class=Parser
+    )
+    convert.add_arguments(traces.add_parser("convert", help="from another format to the one that replay reads"))
     generate.add_arguments(commands.add_parser("generate", help="text from a checkpoint, through the cache"))
     # These two read their own arguments; they stand here for --help.
     commands.add_parser("demo", add_help=False, help="a model with the cache and without it, bit for bit")

@@ -61,6 +61,7 @@ impl Cache {
     }
 
     fn apply_commit(&mut self, c: &Commit<'_>) {
+        self.begin(c.seq.index);
         let seq = &mut self.seqs[c.seq.index];
         let when = if seq.committed < seq.prompt { When::Prefill } else { When::Decode };
         seq.tokens.extend_from_slice(c.tokens);
@@ -104,6 +105,7 @@ impl Cache {
             return;
         }
         self.publish_full(index, target, when);
+        self.settle_user(index);
         if when == When::Fork {
             return;
         }
@@ -119,8 +121,19 @@ impl Cache {
                 self.keep(index, end, kinds);
             }
             self.offer_window(index, from, target);
+            // What was a window in scratch may be a checkpoint now.
+            self.rebalance();
         }
         self.seqs[index].published = target;
+    }
+
+    /// Once the whole prompt is in the tree it is known what its user did.
+    pub(super) fn settle_user(&mut self, index: u32) {
+        let seq = &mut self.seqs[index];
+        if !seq.settled && seq.leased >= seq.prompt_end {
+            seq.settled = true;
+            seq.user = self.tree.settle_user(&seq.arrival, seq.found, seq.node(&self.tree), seq.prompt_end);
+        }
     }
 
     /// Moves the path lease over pages up to `target`: pages that the tree has are matched, others become its own.
@@ -169,7 +182,10 @@ impl Cache {
             let own = &mut seq.own;
             let mut pages = std::iter::from_fn(|| own.pop_front().map(Page::computed));
             let pages: &mut dyn Iterator<Item = Page<Full, Computed>> = &mut pages;
-            let end = self.tree.insert(node, query, seq.leased, count, tenant, pages);
+            let back = seq.back;
+            let (end, found) = self.tree.insert(node, query, seq.leased, count, tenant, pages);
+            seq.found = found.filter(|&(at, _)| at <= seq.prompt_end).or(seq.found);
+            self.tree.mark_back(end, back);
             seq.lease = self.tree.nodes[end].last_slot();
             seq.leased += count;
             for page in copied {
@@ -188,7 +204,7 @@ impl Cache {
         let to = tree.node_ending_at(place.node, place.depth);
         tree.lease_path(to);
         let seq = &mut self.seqs[index];
-        tree.unlease_path(node, 0);
+        tree.unlease_path(node, 0, None);
         let from = seq.leased;
         seq.lease = tree.nodes[to].last_slot();
         seq.leased = place.depth;
@@ -296,7 +312,8 @@ impl Cache {
         }
         let at = *slots.last().expect("a window has a page");
         let turn = self.seqs[index].report.turn;
-        self.tree.add_checkpoint(Checkpoint { slot: at, end, kinds, matched: false, turn, pages, pins: 0, tenant });
+        let user = self.seqs[index].user;
+        self.tree.add_checkpoint(Checkpoint { turn, tenant, ..Checkpoint::new(at, end, kinds, pages) }, &user);
         let sup = self.config.retention.sup;
         if sup > 0 && kinds & (kind::PROMPT_END | kind::SEQ_END) != 0 {
             self.tree.supersede(node, end, sup);

@@ -59,6 +59,7 @@ impl Cache {
                 return Err(self.out_of_swa(needed));
             }
         }
+        self.begin(id.index);
         self.publish(id.index, whole as u32, When::Fork);
         let children = (0..m).map(|_| self.fork_one(id, budget, partial != 0)).collect();
         self.drop_duplicates(id.index);
@@ -125,6 +126,11 @@ impl Cache {
             moves: SmallVec::new(),
             branch: seq.branch,
             report: seq.report,
+            arrival: seq.arrival,
+            back: seq.back,
+            found: seq.found,
+            user: seq.user,
+            settled: seq.settled,
         };
         self.tree.lease_path(node);
         let index = self.seqs.insert(child);

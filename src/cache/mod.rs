@@ -7,6 +7,7 @@
 
 mod commit;
 mod end;
+mod explain;
 mod fork;
 mod moves;
 mod open;
@@ -285,11 +286,24 @@ impl Cache {
         u64::from(self.config.swa_pages - self.config.scratch_pages)
     }
 
+    /// A call begins that may drop something, for this sequence.
+    fn begin(&mut self, index: u32) {
+        let generation = self.seqs[index].generation;
+        self.tree.begin(SeqId { index, generation }.number());
+    }
+
+    /// SWA pages that count against the share of windows and checkpoints. Scratch that no chunk uses serves windows, so
+    /// that they push out checkpoints only when there are many of them or a chunk needs its room.
+    fn swa_in_share(&self) -> u64 {
+        let private = u64::from(self.tree.swa.private());
+        let outside = private.min(u64::from(self.config.scratch_pages)).max(self.scratch_used);
+        private + u64::from(self.tree.swa.cached()) - outside
+    }
+
     /// Cached and window pages fit their share again: a chunk that retention keeps pushes out older checkpoints.
     fn rebalance(&mut self) {
         loop {
-            let used = u64::from(self.tree.swa.private() + self.tree.swa.cached()) - self.scratch_used;
-            let over = used.saturating_sub(self.swa_share());
+            let over = self.swa_in_share().saturating_sub(self.swa_share());
             if over == 0 || self.tree.evict_swa(over as u32) == 0 {
                 return;
             }

@@ -26,6 +26,7 @@ mod request;
 mod sequence;
 mod step;
 mod tokens;
+mod trace;
 
 use pyo3::prelude::*;
 
@@ -53,6 +54,7 @@ fn _core(m: &Bound<'_, PyModule>) -> PyResult<()> {
     #[cfg(target_os = "linux")]
     m.add_class::<gcache::PyGCacheClient>()?;
     replay::register(m)?;
+    trace::register(m)?;
     // The package says what is public; a second list here could only disagree.
     m.delattr("__all__")
 }

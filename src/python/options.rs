@@ -35,8 +35,8 @@ pub(super) fn build(
 ) -> PyResult<PyPrefixCache> {
     let number = |value, default, what| args::int_or(value, default, what, 0, U32).map(|v| v as u32);
     let full_pages = number(options.full_pages, 0, "full_pages")?;
-    let retention = args::text(options.retention, "prompt_end+branch", "retention")?;
-    let policy = args::text(options.policy, "lru", "policy")?;
+    let retention = args::text(options.retention, Retention::DEFAULT, "retention")?;
+    let policy = args::text(options.policy, PolicyKind::default().name(), "policy")?;
     let config = CacheConfig {
         page_size,
         window,

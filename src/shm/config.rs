@@ -1,7 +1,6 @@
 //! What a store is opened with, and what opening it found.
 
 use super::error::ShmError;
-use crate::policy::PolicyKind;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Duration;
@@ -62,8 +61,6 @@ pub struct StoreConfig {
     pub max_lease_ms: u32,
     /// When memory is taken.
     pub prefault: Prefault,
-    /// Order of extents for eviction.
-    pub policy: PolicyKind,
     /// For tests.
     pub probe: Probe,
 }
@@ -79,7 +76,6 @@ impl StoreConfig {
             lease_bytes: size_bytes / 8,
             max_lease_ms: 60_000,
             prefault: Prefault::default(),
-            policy: PolicyKind::default(),
             probe: Probe::default(),
         }
     }

@@ -143,12 +143,12 @@ struct Entry {
 }
 
 /// Halves of a number.
-pub fn halves(n: u64) -> [u32; 2] {
+fn halves(n: u64) -> [u32; 2] {
     [n as u32, (n >> 32) as u32]
 }
 
 /// The number of two halves.
-pub fn joined(halves: [u32; 2]) -> u64 {
+fn joined(halves: [u32; 2]) -> u64 {
     u64::from(halves[0]) | u64::from(halves[1]) << 32
 }
 

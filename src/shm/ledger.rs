@@ -13,7 +13,6 @@ use super::spans::{Slot, Spans};
 use super::stats::Totals;
 use super::store::LeaseOwner;
 use super::superblock::{EPOCH_AT, MAX_EPOCH, epoch_word};
-use crate::policy::PolicyKind;
 use foldhash::HashSet;
 use smallvec::SmallVec;
 use std::sync::Arc;
@@ -81,9 +80,9 @@ pub enum Answer {
 
 impl Ledger {
     /// An empty ledger over a file of this epoch.
-    pub fn new(map: Arc<Mapped>, epoch: u32, lease_bytes: u64, policy: PolicyKind) -> Ledger {
+    pub fn new(map: Arc<Mapped>, epoch: u32, lease_bytes: u64) -> Ledger {
         let spans = Spans::new(map.geometry, map.classes.len());
-        let (leases, extents) = (Leases::new(lease_bytes), Extents::new(policy));
+        let (leases, extents) = (Leases::new(lease_bytes), Extents::new());
         let (index, writing, totals) = (Index::new(), HashSet::default(), Totals::default());
         let (counter, tick, listed, slot_bytes, held) = (0, 0, 0, 0, 0);
         Ledger { map, spans, index, extents, leases, writing, totals, epoch, counter, tick, listed, slot_bytes, held }
@@ -209,22 +208,26 @@ impl Ledger {
         let word = Word::new(opened.generation, state::COMMITTED).0;
         self.map.region.store(opened.place.header_at, word);
         self.writing.remove(&(meta.tenant, meta.id));
-        self.enter(opened.object, meta);
+        self.enter(opened.object, meta, self.name(meta));
         self.change(opened.object, |o| o.flags &= !flag::WRITING);
         self.refresh(opened.object);
         self.totals.committed += 1;
     }
 
-    /// Lists an object under its key and extent. It is not in the order yet.
-    pub(super) fn enter(&mut self, object: u32, meta: &PutMeta) {
+    /// The hash of an object's key, and the key's entry where there is one.
+    pub(super) fn name(&self, meta: &PutMeta) -> (u64, Option<u32>) {
+        let hash = self.index.hash(meta.tenant, &meta.id.key);
+        (hash, self.index.find(hash, |o| self.is_named(o, meta.tenant, &meta.id.key)))
+    }
+
+    /// Lists an object under its name and extent. It is not in the order yet.
+    pub(super) fn enter(&mut self, object: u32, meta: &PutMeta, (hash, key): (u64, Option<u32>)) {
         let extent = self.extents.enter(self.index.hash(meta.tenant, &meta.extent));
         let record = &mut self.index.objects[object];
         (record.part, record.page, record.extent) = (meta.id.part, meta.page_index, extent);
         if meta.superseded {
             record.flags |= flag::SUPERSEDED;
         }
-        let hash = self.index.hash(meta.tenant, &meta.id.key);
-        let key = self.index.find(hash, |o| self.is_named(o, meta.tenant, &meta.id.key));
         self.index.list(hash, key, object);
         self.listed += 1;
     }

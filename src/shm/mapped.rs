@@ -134,7 +134,7 @@ fn check_file_system(file: &File, config: &StoreConfig) -> Result<(), ShmError> 
         facts
     };
     let huge = facts.f_bsize as u64;
-    if facts.f_type as i64 == libc::HUGETLBFS_MAGIC as i64 && !config.size_bytes.is_multiple_of(huge) {
+    if facts.f_type == libc::HUGETLBFS_MAGIC && !config.size_bytes.is_multiple_of(huge) {
         let allowed = format!("a multiple of the file system's huge page, {huge} bytes");
         return Err(ShmError::invalid("size of the shared-memory file", config.size_bytes, allowed));
     }

@@ -24,7 +24,8 @@ pub fn open(config: &StoreConfig, boot: BootId) -> Result<(Ledger, Recovery), Sh
     let mut page: Page = [0; size_of::<Page>()];
     let len = read_page(&file, &mut page).map_err(|e| io_error(&config.path, "read the superblock", e))?;
     let wanted = Superblock { geometry, fingerprint: config.fingerprint, boot };
-    let mut recovery = Recovery { created: len == 0 || superblock::is_unfinished(&page), ..Recovery::default() };
+    let created = len == 0 || superblock::is_unfinished(&page, len == config.size_bytes);
+    let mut recovery = Recovery { created, ..Recovery::default() };
     let map = if recovery.created {
         make_file(config, file, &wanted)?
     } else {
@@ -43,7 +44,7 @@ pub fn open(config: &StoreConfig, boot: BootId) -> Result<(Ledger, Recovery), Sh
     }
     map.region.store(EPOCH_AT, epoch_word(epoch + 1));
     map.region.store(PROCESS_AT, u64::from(std::process::id()));
-    let mut ledger = Ledger::new(Arc::new(map), epoch + 1, config.lease_bytes, config.policy);
+    let mut ledger = Ledger::new(Arc::new(map), epoch + 1, config.lease_bytes);
     ledger.recover(&mut recovery);
     recovery.elapsed = start.elapsed();
     Ok((ledger, recovery))

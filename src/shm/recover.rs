@@ -109,7 +109,8 @@ impl Ledger {
     /// False when an object of this name is there already.
     fn recover_object(&mut self, at: Slot, header: &Header, ages: &mut Vec<(u64, u32)>) -> bool {
         let put = &header.meta.put;
-        if self.find(put.tenant, &put.id).is_some() {
+        let name = self.name(put);
+        if name.1.is_some_and(|key| self.index.part(key, put.id.part).is_some()) {
             return false;
         }
         // As if a writer were about to publish it, until its turn by age comes.
@@ -118,7 +119,7 @@ impl Ledger {
         self.spans.place(at, object);
         self.hold(at.span);
         self.slot_bytes += self.spans.get(at.span).shape.slot_bytes();
-        self.enter(object, put);
+        self.enter(object, put, name);
         ages.push((header.meta.generation, object));
         true
     }

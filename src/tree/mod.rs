@@ -23,20 +23,22 @@ mod shape;
 mod shares;
 mod slots;
 mod usable;
+mod users;
 mod walk;
 
 pub use checkpoint::Checkpoint;
+pub use ghost::Why;
 pub use slots::{Run, Slots};
 pub use walk::{Cursor, Place as WalkPlace, Query};
 
 use crate::cache::types::{CacheConfig, PageKey};
-use crate::policy::{LruList, Policy};
+use crate::policy::{History, LruList, Policy};
 use crate::pool::chunk::{Arena, ChunkVec};
 use crate::pool::{Fence, Full, Pool, Stamp, Swa};
 use children::ChildTable;
 use events::Events;
 use foldhash::fast::FixedState;
-use ghost::Ghosts;
+use ghost::{Act, Ghosts};
 use node::Node;
 use pins::{Pin, PinKey};
 use shares::TenantLists;
@@ -130,12 +132,19 @@ pub struct Tree {
     pub(crate) full: Pool<Full>,
     pub(crate) swa: Pool<Swa>,
     pub(crate) fence: Fence,
+    /// Leaves that may go.
     order: Box<dyn Policy>,
     dead: LruList,
     pinned: LruList,
     ckpt_order: Box<dyn Policy>,
     ckpt_pinned: LruList,
-    /// What is in `order` and in `ckpt_order`, of tenants with a share.
+    /// What is learnt for both orders.
+    pub(crate) history: History,
+    /// Checkpoints go by what they unlock.
+    weighs: bool,
+    /// Uses so far: the rank of the newest one.
+    ranks: u64,
+    /// What may go (also what is not a leaf) and what is in `ckpt_order`, of tenants with a share.
     own_nodes: TenantLists,
     own_ckpts: TenantLists,
     detached: Vec<u32>,
@@ -154,7 +163,12 @@ pub struct Tree {
     swa_leased: u64,
     swa_waiting: u64,
     tenants: BTreeMap<u32, Tenant>,
+    /// Full pages that were dropped.
     pub(crate) ghosts: Ghosts,
+    /// Checkpoints that were dropped, by the key of the page that ends at their boundary.
+    pub(crate) ckpt_ghosts: Ghosts,
+    /// The call that is running, for ghosts.
+    pub(crate) act: Act,
     pub(crate) events: Events,
     hash: FixedState,
     table: ChildTable,
@@ -187,11 +201,14 @@ impl Tree {
             full: Pool::new(c.full_pages),
             swa: Pool::new(c.swa_pages),
             fence: Fence::default(),
-            order: c.policy.build(),
+            order: c.policy.leaves(),
             dead: LruList::default(),
             pinned: LruList::default(),
-            ckpt_order: c.policy.build(),
+            ckpt_order: c.policy.checkpoints(),
             ckpt_pinned: LruList::default(),
+            history: History::new(c.policy, u64::from(c.full_pages.max(c.swa_pages)), c.seed),
+            weighs: c.policy.weighs(),
+            ranks: 0,
             own_nodes: TenantLists::default(),
             own_ckpts: TenantLists::default(),
             detached: Vec::new(),
@@ -210,11 +227,19 @@ impl Tree {
             swa_waiting: 0,
             tenants: BTreeMap::new(),
             ghosts: Ghosts::new(c.ghost_pages, c.seed),
+            ckpt_ghosts: Ghosts::new(c.ghost_pages.min(c.swa_pages.saturating_mul(2)), c.seed),
+            act: Act::default(),
             events: Events::new(c.event_capacity),
             hash: FixedState::with_seed(c.seed),
             table: ChildTable::default(),
             counters: Counters::default(),
         }
+    }
+
+    /// A call begins that may drop something, for the sequence with this number.
+    pub(crate) fn begin(&mut self, by: u64) {
+        self.act.op += 1;
+        (self.act.by, self.act.ms) = (by, self.now);
     }
 
     /// Pages of the window of boundary `end`.
@@ -298,9 +323,13 @@ impl Tree {
             + self.nodes.bytes()
             + self.table.bytes()
             + self.ghosts.bytes()
+            + self.ckpt_ghosts.bytes()
             + self.ckpts.bytes()
             + self.swa_meta.bytes()
             + self.records.bytes()
+            + self.history.bytes()
+            + self.order.ids().bytes()
+            + self.ckpt_order.ids().bytes()
             + (self.generations.len() + self.outdated.len()) as u64 * GENERATION_BYTES
     }
 }

@@ -11,7 +11,9 @@ import subprocess
 import sys
 import time
 import weakref
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,9 +22,12 @@ import mimo_cache
 from helpers import FakeTensor, Steps, plain, tables
 from mimo_cache import Key
 
+OF_TRACES = {"BlockIds", "DEFAULT_POLICY", "DEFAULT_RETENTION", "POLICIES", "explain", "optimum", "replay"}
+"""What `mimo_cache.replay` uses; not for engines."""
+
 
 def test_the_package_names_everything_it_exports() -> None:
-    public = {name for name in vars(mimo_cache._core) if not name.startswith("_")} - {"replay"}
+    public = {name for name in vars(mimo_cache._core) if not name.startswith("_")} - OF_TRACES
     assert public | {"__version__"} == set(mimo_cache.__all__)
     assert sorted(mimo_cache.__all__) == mimo_cache.__all__
     assert mimo_cache.__version__
@@ -33,13 +38,27 @@ def test_help_says_what_the_stubs_say() -> None:
     stubs = ast.parse(Path(path, "_core.pyi").read_text(encoding="utf-8"))
     classes = [node for node in stubs.body if isinstance(node, ast.ClassDef) and not node.name.startswith("_")]
     for node in classes:
-        made = getattr(mimo_cache, node.name)
+        made = getattr(mimo_cache._core, node.name)
         if not issubclass(made, Exception):
             assert inspect.getdoc(made) == ast.get_docstring(node)
         methods = {f.name: ast.get_docstring(f) for f in node.body if isinstance(f, ast.FunctionDef)}
         told = {name: inspect.getdoc(getattr(made, name)) for name in methods if not name.startswith("__")}
         assert told == {name: doc for name, doc in methods.items() if not name.startswith("__")}, node.name
         assert None not in told.values()
+
+
+def test_everything_has_the_same_default_policy_and_retention() -> None:
+    core = mimo_cache._core
+    assert core.DEFAULT_POLICY in core.POLICIES
+    makers: list[Callable[..., Any]] = [
+        mimo_cache.PrefixCache,
+        mimo_cache.PrefixCache.plain,
+        core.replay,
+        core.explain,
+    ]
+    for maker in makers:
+        given = inspect.signature(maker).parameters
+        assert (given["policy"].default, given["retention"].default) == (core.DEFAULT_POLICY, core.DEFAULT_RETENTION)
 
 
 def test_importing_needs_numpy_only() -> None:

@@ -190,7 +190,8 @@ impl World {
                 self.begin(name, len, extent, page, superseded);
             }
             Op::Put { name, len, extent, page, superseded } => {
-                if self.begin(name, len, extent, page, superseded) {
+                let begun = self.begin(name, len, extent, page, superseded);
+                if begun {
                     self.commit(self.writers.len() - 1);
                 }
             }

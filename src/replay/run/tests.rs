@@ -18,10 +18,13 @@ fn options(window: u32, capacity: Capacity, swa_share: f64, retention: &str) -> 
         capacity,
         swa_share,
         retention: Retention::parse(retention).unwrap(),
-        policy: PolicyKind::default(),
+        policy: PolicyKind::Lru,
         page_size: PAGE,
         chunk: 16,
         seed: 1,
+        skip_bad: false,
+        service: None,
+        samples: 0,
     }
 }
 
