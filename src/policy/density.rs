@@ -5,6 +5,9 @@
 //! two ids of each list and not at all of them. For checkpoints the promise is multiplied by what they unlock for each
 //! page they cost; there lists are split by octaves of that, and the oldest of each list stands for it.
 //!
+//! What was used last of all stays while anything else may go, whatever it promises: the end of a session that has just
+//! got its answer is never lost to the next request that comes.
+//!
 //! Scores are kept from choice to choice and made anew when the time or a table changed: once a request, in the number
 //! of lists. Between them a choice costs the lists that changed and one pass over the scores.
 
@@ -76,6 +79,15 @@ impl Density {
         now.reuse.score(e.list / self.octaves, now.time.saturating_sub(e.used)) * worth
     }
 
+    fn rank(&self, id: u32) -> u64 {
+        self.ids.get(id).expect("an id in a list").rank
+    }
+
+    /// What was used last.
+    fn newest(&self) -> Option<u32> {
+        self.ids.active().iter().filter_map(|&list| self.ids.youngest(list)).max_by_key(|&id| self.rank(id))
+    }
+
     fn make(&mut self, list: u16, now: Now<'_>) {
         let Some(oldest) = self.ids.oldest(list) else { return };
         let mut best = (self.score(oldest, now), oldest);
@@ -117,18 +129,23 @@ impl Policy for Density {
         }
         self.changed = changed;
         self.changed.clear();
+        let newest = self.newest();
         let mut least: Option<(f32, u64, u32)> = None;
         for &list in self.ids.active() {
-            let (score, id) = self.best[usize::from(list)];
-            if least.is_none_or(|l| score <= l.0) {
-                let rank = self.ids.get(id).expect("an id in a list").rank;
+            let (mut score, mut id) = self.best[usize::from(list)];
+            if Some(id) == newest {
+                id = self.ids.oldest(list).expect("an active list");
+                score = self.score(id, now);
+            }
+            if Some(id) != newest && least.is_none_or(|l| score <= l.0) {
+                let rank = self.rank(id);
                 // What nothing tells apart goes by last use.
                 if least.is_none_or(|l| score < l.0 || rank < l.1) {
                     least = Some((score, rank, id));
                 }
             }
         }
-        least.map(|l| l.2)
+        least.map(|l| l.2).or(newest)
     }
 
     fn ids(&self) -> &Ranked {

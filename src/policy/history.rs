@@ -12,8 +12,8 @@ use super::{Now, PolicyKind};
 
 /// Milliseconds in a unit of time.
 const UNIT_MS: u64 = 100;
-/// Fewest and most ends that are remembered.
-const ROOM: (usize, usize) = (1 << 10, 1 << 22);
+/// Fewest and most ends that are remembered: one for every two pages, 12 bytes each.
+const ROOM: (usize, usize) = (1 << 12, 1 << 22);
 
 /// What is remembered of a request that used pages.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -58,7 +58,7 @@ impl History {
     /// For a cache of `pages` pages.
     pub fn new(kind: PolicyKind, pages: u64, seed: u64) -> Self {
         let learns = kind.learns();
-        let room = (pages as usize).saturating_mul(2).clamp(ROOM.0, ROOM.1);
+        let room = (pages as usize / 2).clamp(ROOM.0, ROOM.1);
         History {
             learns: learns.is_some(),
             turns_only: kind == PolicyKind::TurnHazard,

@@ -148,12 +148,12 @@ fn ends_of<K: Ord>(world: &World, group: impl Fn(u32, &Standing) -> K) -> Vec<(u
     groups.into_values().flat_map(ends).collect()
 }
 
-/// The least by score, then by last use.
+/// The least by score, then by last use; what was used last of all only when it is alone.
 fn least(world: &World, among: Vec<(u32, Standing)>, score: impl Fn(&Standing) -> f32) -> Option<u32> {
+    let newest = world.evictable().max_by_key(|(_, at)| at.rank).map(|(id, _)| id);
     let key = |at: &Standing| (score(at), at.rank);
     let order = |a: &(u32, Standing), b: &(u32, Standing)| key(&a.1).partial_cmp(&key(&b.1)).expect("no NaN");
-    let _ = world;
-    among.into_iter().min_by(order).map(|(id, _)| id)
+    among.into_iter().filter(|&(id, _)| Some(id) != newest).min_by(order).map(|(id, _)| id).or(newest)
 }
 
 proptest! {
