@@ -5,8 +5,9 @@
 //! two ids of each list and not at all of them. For checkpoints the promise is multiplied by what they unlock for each
 //! page they cost; there lists are split by octaves of that, and the oldest of each list stands for it.
 //!
-//! What was used last of all stays while anything else may go, whatever it promises: the end of a session that has just
-//! got its answer is never lost to the next request that comes.
+//! What the newest two requests used stays while anything else may go, whatever it promises: a session that has just got
+//! its answer does not lose its end to the request that comes next. Checkpoints that are kept
+//! in case they are needed one day may go at once.
 //!
 //! Scores are kept from choice to choice and made anew when the time or a table changed: once a request, in the number
 //! of lists. Between them a choice costs the lists that changed and one pass over the scores.
@@ -16,6 +17,17 @@ use super::{Now, Policy, Standing, class};
 
 /// Octaves of worth.
 const OCTAVES: u16 = 16;
+/// Ids from the young end of a list among which the first is looked for that is not fresh.
+const LOOKS: usize = 16;
+
+/// What goes first of a list.
+#[derive(Debug, Clone, Copy)]
+struct Best {
+    /// One of the newest two requests used it.
+    fresh: bool,
+    score: f32,
+    id: u32,
+}
 
 /// See the module's text.
 #[derive(Debug)]
@@ -25,8 +37,8 @@ pub struct Density {
     octaves: u16,
     /// The youngest of a list may be the least.
     both_ends: bool,
-    /// Score and candidate of each list, while it holds ids.
-    best: Vec<(f32, u32)>,
+    /// The candidate of each list, while it holds ids.
+    best: Vec<Best>,
     changed: Vec<u16>,
     is_changed: Vec<bool>,
     /// Time and version of the tables that the scores were made with.
@@ -40,7 +52,7 @@ impl Density {
             ids: Ranked::new(lists),
             octaves,
             both_ends,
-            best: vec![(0.0, 0); usize::from(lists)],
+            best: vec![Best { fresh: false, score: 0.0, id: 0 }; usize::from(lists)],
             changed: Vec::new(),
             is_changed: vec![false; usize::from(lists)],
             made: (0, 0),
@@ -79,23 +91,22 @@ impl Density {
         now.reuse.score(e.list / self.octaves, now.time.saturating_sub(e.used)) * worth
     }
 
-    fn rank(&self, id: u32) -> u64 {
-        self.ids.get(id).expect("an id in a list").rank
-    }
-
-    /// What was used last.
-    fn newest(&self) -> Option<u32> {
-        self.ids.active().iter().filter_map(|&list| self.ids.youngest(list)).max_by_key(|&id| self.rank(id))
+    fn best_of(&self, id: u32, now: Now<'_>) -> Best {
+        let e = self.ids.get(id).expect("an id in a list");
+        let class = e.list / self.octaves;
+        let fresh = now.is_fresh(e.used) && (self.octaves == 1 || !class::is_in_case(class));
+        Best { fresh, score: self.score(id, now), id }
     }
 
     fn make(&mut self, list: u16, now: Now<'_>) {
         let Some(oldest) = self.ids.oldest(list) else { return };
-        let mut best = (self.score(oldest, now), oldest);
+        let mut best = self.best_of(oldest, now);
         if self.both_ends {
-            let youngest = self.ids.youngest(list).expect("a list with an oldest id has a youngest");
-            let score = self.score(youngest, now);
-            if score < best.0 {
-                best = (score, youngest);
+            let settled = |&id: &u32| self.ids.get(id).is_some_and(|e| !now.is_fresh(e.used));
+            let youngest = self.ids.from_the_youngest(list).take(LOOKS).find(settled).unwrap_or(oldest);
+            let other = self.best_of(youngest, now);
+            if (other.fresh, other.score) < (best.fresh, best.score) {
+                best = other;
             }
         }
         self.best[usize::from(list)] = best;
@@ -129,23 +140,18 @@ impl Policy for Density {
         }
         self.changed = changed;
         self.changed.clear();
-        let newest = self.newest();
-        let mut least: Option<(f32, u64, u32)> = None;
+        let mut least: Option<(bool, f32, u64, u32)> = None;
         for &list in self.ids.active() {
-            let (mut score, mut id) = self.best[usize::from(list)];
-            if Some(id) == newest {
-                id = self.ids.oldest(list).expect("an active list");
-                score = self.score(id, now);
-            }
-            if Some(id) != newest && least.is_none_or(|l| score <= l.0) {
-                let rank = self.rank(id);
+            let Best { fresh, score, id } = self.best[usize::from(list)];
+            if least.is_none_or(|l| (fresh, score) <= (l.0, l.1)) {
+                let rank = self.ids.get(id).expect("an id in a list").rank;
                 // What nothing tells apart goes by last use.
-                if least.is_none_or(|l| score < l.0 || rank < l.1) {
-                    least = Some((score, rank, id));
+                if least.is_none_or(|l| (fresh, score) < (l.0, l.1) || rank < l.2) {
+                    least = Some((fresh, score, rank, id));
                 }
             }
         }
-        least.map(|l| l.2).or(newest)
+        least.map(|l| l.3)
     }
 
     fn ids(&self) -> &Ranked {

@@ -48,8 +48,9 @@ pub struct Arrival {
 pub struct History {
     learns: bool,
     turns_only: bool,
-    /// Time of the newest request.
+    /// Time of the newest request, and of the one before.
     clock: u64,
+    before: u64,
     reuse: Reuse,
     ends: Ends,
 }
@@ -63,6 +64,7 @@ impl History {
             learns: learns.is_some(),
             turns_only: kind == PolicyKind::TurnHazard,
             clock: 0,
+            before: 0,
             reuse: Reuse::new(learns),
             ends: Ends::new(if learns.is_some() { room } else { 0 }, seed),
         }
@@ -75,6 +77,7 @@ impl History {
 
     /// A request came at `ms`. Time goes on by a unit with each request even when nobody tells it.
     pub fn arrive(&mut self, ms: u64) -> u64 {
+        self.before = self.clock;
         self.clock = (self.clock + 1).max(ms / UNIT_MS);
         self.clock
     }
@@ -86,7 +89,7 @@ impl History {
 
     /// What policies may ask at `ms`.
     pub fn ask(&self, ms: u64) -> Now<'_> {
-        Now { time: self.now(ms), reuse: &self.reuse }
+        Now { time: self.now(ms), fresh: self.before, reuse: &self.reuse }
     }
 
     /// The end of a prompt at the page with this key.

@@ -52,8 +52,17 @@ pub struct Standing {
 pub struct Now<'a> {
     /// The time.
     pub time: u64,
+    /// When the request before the newest one came.
+    pub fresh: u64,
     /// Reuse, as learnt.
     pub reuse: &'a Reuse,
+}
+
+impl Now<'_> {
+    /// True for what one of the newest two requests used.
+    pub fn is_fresh(&self, used: u64) -> bool {
+        used >= self.fresh
+    }
 }
 
 /// Order of eviction over ids (leaves of the tree, or checkpoints).
