@@ -79,7 +79,8 @@ fn main() {
                         match run(&path, &options, |_| true) {
                             Ok(Some(o)) => {
                                 let (hit, full) = (100.0 * o.token_hit_rate(), 100.0 * o.full_kv_hit_rate());
-                                line += &if uniform { format!(" {hit:6.2}") } else { format!(" {hit:6.2} ({full:5.2})") };
+                                line +=
+                                    &if uniform { format!(" {hit:6.2}") } else { format!(" {hit:6.2} ({full:5.2})") };
                                 seconds += o.seconds;
                                 if let Some(file) = &json {
                                     let row = serde_json::json!({

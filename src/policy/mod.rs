@@ -7,8 +7,8 @@
 //! What is learnt from the traffic is in one [`History`], which the tree feeds and every policy may ask. Time comes in
 //! with every question; nothing here reads a clock.
 
-pub mod class;
 mod arc;
+pub mod class;
 mod density;
 mod ends;
 mod history;

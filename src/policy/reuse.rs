@@ -74,8 +74,7 @@ fn start(bin: usize) -> f32 {
 impl Reuse {
     /// Nothing learnt yet: an id is the less likely to be used the older it is. Without an index nobody will ask.
     pub fn new(index: Option<Index>) -> Self {
-        let empty =
-            Class { entered: 0.0, used: [0.0; BINS], hazard: [0.0; BINS], table: [0.0; BINS], stale: 0.0 };
+        let empty = Class { entered: 0.0, used: [0.0; BINS], hazard: [0.0; BINS], table: [0.0; BINS], stale: 0.0 };
         let mut new = Reuse { classes: vec![empty], index: index.unwrap_or(Index::Density), version: 0 };
         new.make_table(class::LEAVES);
         let first = new.classes[0].clone();
