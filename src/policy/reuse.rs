@@ -148,17 +148,17 @@ fn table(hazard: &[f32; BINS], index: Index) -> [f32; BINS] {
         let (mut alive, mut time) = (1.0f32, 0.0f32);
         match index {
             Index::Density => {
-                for b in first..BINS {
+                for (b, &chance) in hazard.iter().enumerate().skip(first) {
                     // Uses inside a bin come in its middle.
-                    time += alive * (1.0 - hazard[b] / 2.0) * width(b);
-                    alive *= 1.0 - hazard[b];
+                    time += alive * (1.0 - chance / 2.0) * width(b);
+                    alive *= 1.0 - chance;
                     *out = out.max((1.0 - alive) / time);
                 }
             }
             Index::Within(horizon) => {
-                for b in first..BINS {
+                for (b, &chance) in hazard.iter().enumerate().skip(first) {
                     let part = ((horizon as f32 - time) / width(b)).clamp(0.0, 1.0);
-                    alive *= (1.0 - hazard[b]).powf(part);
+                    alive *= (1.0 - chance).powf(part);
                     time += width(b);
                     if part < 1.0 {
                         break;

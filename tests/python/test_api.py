@@ -11,7 +11,9 @@ import subprocess
 import sys
 import time
 import weakref
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,7 +21,6 @@ import pytest
 import mimo_cache
 from helpers import FakeTensor, Steps, plain, tables
 from mimo_cache import Key
-
 
 OF_TRACES = {"BlockIds", "DEFAULT_POLICY", "DEFAULT_RETENTION", "POLICIES", "explain", "optimum", "replay"}
 """What `mimo_cache.replay` uses; not for engines."""
@@ -49,7 +50,12 @@ def test_help_says_what_the_stubs_say() -> None:
 def test_everything_has_the_same_default_policy_and_retention() -> None:
     core = mimo_cache._core
     assert core.DEFAULT_POLICY in core.POLICIES
-    makers = [mimo_cache.PrefixCache, mimo_cache.PrefixCache.plain, core.replay, core.explain]
+    makers: list[Callable[..., Any]] = [
+        mimo_cache.PrefixCache,
+        mimo_cache.PrefixCache.plain,
+        core.replay,
+        core.explain,
+    ]
     for maker in makers:
         given = inspect.signature(maker).parameters
         assert (given["policy"].default, given["retention"].default) == (core.DEFAULT_POLICY, core.DEFAULT_RETENTION)

@@ -184,7 +184,10 @@ def _rates(r: dict[str, Any]) -> Any:
         x, [100 * s["full_kv_tokens"] / max(1, s["prompt_tokens"]) for s in samples], "--", color=LRU, label="full KV"
     )
     ax.plot(x, [100 * s["hit_tokens"] / max(1, s["prompt_tokens"]) for s in samples], color=OURS, label="usable so far")
-    seen = [*(v for v in near if not isnan(v)), 100 * samples[-1]["full_kv_tokens"] / max(1, samples[-1]["prompt_tokens"])]
+    seen = [
+        *(v for v in near if not isnan(v)),
+        100 * samples[-1]["full_kv_tokens"] / max(1, samples[-1]["prompt_tokens"]),
+    ]
     low, high = min(seen), max(seen)
     ax.set_ylim(max(0, low - 0.1 * (high - low) - 1), min(102, high + 0.1 * (high - low) + 1))
     ax.set_ylabel("% of prompt tokens")
