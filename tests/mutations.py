@@ -344,8 +344,8 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         "pinned prefixes go first",
         "src/tree/evict.rs",
-        ".or_else(|| self.order.victim(self.history.ask(self.now)))\n            .or_else(|| self.pinned_leaf())",
-        ".or_else(|| self.pinned_leaf())\n            .or_else(|| self.order.victim(self.history.ask(self.now)))",
+        ".or_else(|| self.order.victim(self.history.ask(self.now, self.full.total())))\n            .or_else(|| self.pinned_leaf())",
+        ".or_else(|| self.pinned_leaf())\n            .or_else(|| self.order.victim(self.history.ask(self.now, self.full.total())))",
         "rules",
     ),
     Mutation(
@@ -365,7 +365,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         "what was just used goes like anything else",
         "src/policy/density.rs",
-        "now.is_fresh(e.used) && ",
+        "now.is_fresh(e.used, e.pages) && ",
         "false && ",
         "policies",
     ),

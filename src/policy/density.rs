@@ -6,8 +6,9 @@
 //! page they cost; there lists are split by octaves of that, and the oldest of each list stands for it.
 //!
 //! What the newest two requests used stays while anything else may go, whatever it promises: a session that has just got
-//! its answer does not lose its end to the request that comes next. Checkpoints that are kept
-//! in case they are needed one day may go at once.
+//! its answer does not lose its end to the request that comes next. Checkpoints that are kept in case they are needed
+//! one day may go at once, and so may prompts of which a pool holds no more than a few: there keeping the newest would
+//! cost one that has been kept long enough to be used.
 //!
 //! Scores are kept from choice to choice and made anew when the time or a table changed: once a request, in the number
 //! of lists. Between them a choice costs the lists that changed and one pass over the scores.
@@ -94,7 +95,7 @@ impl Density {
     fn best_of(&self, id: u32, now: Now<'_>) -> Best {
         let e = self.ids.get(id).expect("an id in a list");
         let class = e.list / self.octaves;
-        let fresh = now.is_fresh(e.used) && (self.octaves == 1 || !class::is_in_case(class));
+        let fresh = now.is_fresh(e.used, e.pages) && (self.octaves == 1 || !class::is_in_case(class));
         Best { fresh, score: self.score(id, now), id }
     }
 
@@ -102,7 +103,7 @@ impl Density {
         let Some(oldest) = self.ids.oldest(list) else { return };
         let mut best = self.best_of(oldest, now);
         if self.both_ends {
-            let settled = |&id: &u32| self.ids.get(id).is_some_and(|e| !now.is_fresh(e.used));
+            let settled = |&id: &u32| self.ids.get(id).is_some_and(|e| !now.is_fresh(e.used, e.pages));
             let youngest = self.ids.from_the_youngest(list).take(LOOKS).find(settled).unwrap_or(oldest);
             let other = self.best_of(youngest, now);
             if (other.fresh, other.score) < (best.fresh, best.score) {
@@ -152,6 +153,13 @@ impl Policy for Density {
             }
         }
         least.map(|l| l.3)
+    }
+
+    fn resize(&mut self, id: u32, pages: u32) {
+        if let Some(list) = self.ids.get(id).map(|e| e.list) {
+            self.ids.resize(id, pages);
+            self.note(list);
+        }
     }
 
     fn ids(&self) -> &Ranked {

@@ -87,9 +87,9 @@ impl History {
         self.clock.max(ms / UNIT_MS)
     }
 
-    /// What policies may ask at `ms`.
-    pub fn ask(&self, ms: u64) -> Now<'_> {
-        Now { time: self.now(ms), fresh: self.before, reuse: &self.reuse }
+    /// What the policy over a pool of `pool` pages may ask at `ms`.
+    pub fn ask(&self, ms: u64, pool: u32) -> Now<'_> {
+        Now { time: self.now(ms), fresh: self.before, pool, reuse: &self.reuse }
     }
 
     /// The end of a prompt at the page with this key.

@@ -43,6 +43,9 @@ fn class_of_test() -> impl Strategy<Value = u16> {
     ])
 }
 
+/// Pages of the pool that policies are told of.
+const POOL: u32 = 80;
+
 /// A policy driven as the tree drives it, and everything it was told.
 struct World {
     policy: Box<dyn Policy>,
@@ -60,6 +63,11 @@ struct World {
 impl World {
     fn new(policy: Box<dyn Policy>, classes: Vec<u16>, index: Index) -> World {
         World { policy, reuse: Reuse::new(Some(index)), known: BTreeMap::new(), rank: 0, time: 0, fresh: 0, classes }
+    }
+
+    /// Two pages are a small part of the pool, three are not.
+    fn is_fresh(&self, at: &Standing) -> bool {
+        at.used >= self.fresh && at.pages <= 2
     }
 
     fn evictable(&self) -> impl Iterator<Item = (u32, Standing)> + '_ {
@@ -86,7 +94,8 @@ impl World {
             }
             Op::Evict => {
                 let expected = choose(self);
-                let got = self.policy.victim(Now { time: self.time, fresh: self.fresh, reuse: &self.reuse });
+                let got =
+                    self.policy.victim(Now { time: self.time, fresh: self.fresh, pool: POOL, reuse: &self.reuse });
                 if let Some(id) = got {
                     let at = self.known.remove(&id).expect("a victim that is cached").0;
                     self.policy.mark(id);
@@ -147,7 +156,7 @@ fn ends_of<K: Ord>(world: &World, group: impl Fn(u32, &Standing) -> K) -> Vec<(u
     world.evictable().for_each(|(id, at)| groups.entry(group(id, &at)).or_default().push((id, at)));
     let ends = |mut ids: Vec<(u32, Standing)>| {
         ids.sort_by_key(|(id, at)| (at.rank, *id));
-        let settled = ids.iter().rev().find(|(_, at)| at.used < world.fresh).copied();
+        let settled = ids.iter().rev().find(|(_, at)| !world.is_fresh(at)).copied();
         [ids[0], settled.unwrap_or(ids[0])]
     };
     groups.into_values().flat_map(ends).collect()
@@ -174,7 +183,7 @@ proptest! {
     #[test]
     fn hit_density_takes_the_leaf_that_promises_least(run in worlds()) {
         let score = |w: &World, at: &Standing| w.reuse.score(at.class, w.time - at.used);
-        let choose = |w: &World| least(ends_of(w, |_, at| at.class), |at| at.used >= w.fresh, |at| score(w, at));
+        let choose = |w: &World| least(ends_of(w, |_, at| at.class), |at| w.is_fresh(at), |at| score(w, at));
         compare(PolicyKind::HitDensity.leaves(), index(PolicyKind::HitDensity), run, choose)?;
     }
 
@@ -184,7 +193,7 @@ proptest! {
         let octave = |at: &Standing| at.worth.log2() as u32;
         let choose = |w: &World| {
             let oldest: Vec<_> = ends_of(w, |_, at| (at.class, octave(at))).chunks(2).map(|e| e[0]).collect();
-            let fresh = |at: &Standing| at.used >= w.fresh && !class::is_in_case(at.class);
+            let fresh = |at: &Standing| w.is_fresh(at) && !class::is_in_case(at.class);
             least(oldest, fresh, |at| score(w, at))
         };
         compare(PolicyKind::HitDensity.checkpoints(), index(PolicyKind::HitDensity), run, choose)?;
@@ -193,7 +202,7 @@ proptest! {
     #[test]
     fn turn_hazard_takes_what_is_least_likely_to_be_used_soon(run in worlds()) {
         let score = |w: &World, at: &Standing| w.reuse.score(at.class, w.time - at.used);
-        let choose = |w: &World| least(ends_of(w, |_, at| at.class), |at| at.used >= w.fresh, |at| score(w, at));
+        let choose = |w: &World| least(ends_of(w, |_, at| at.class), |at| w.is_fresh(at), |at| score(w, at));
         compare(PolicyKind::TurnHazard.leaves(), index(PolicyKind::TurnHazard), run, choose)?;
     }
 
@@ -312,7 +321,7 @@ fn standing(rank: u64, uses: u8, pages: u32) -> Standing {
 #[test]
 fn arc_moves_its_line_to_what_comes_back() {
     let reuse = Reuse::new(Some(Index::Density));
-    let now = Now { time: 100, fresh: 99, reuse: &reuse };
+    let now = Now { time: 100, fresh: 99, pool: POOL, reuse: &reuse };
     let mut arc = PolicyKind::Arc.leaves();
     arc.insert(1, standing(1, 1, 4));
     arc.insert(2, standing(2, 2, 4));
@@ -330,13 +339,13 @@ fn what_comes_back_skips_the_small_queue() {
     let mut s3 = PolicyKind::S3Fifo.leaves();
     s3.insert(1, standing(1, 2, 1));
     s3.insert(2, standing(2, 1, 1));
-    assert_eq!(s3.victim(Now { time: 5, fresh: 5, reuse: &reuse }), Some(2));
+    assert_eq!(s3.victim(Now { time: 5, fresh: 5, pool: POOL, reuse: &reuse }), Some(2));
 }
 
 #[test]
 fn a_checkpoint_is_weighed_again() {
     let reuse = Reuse::new(Some(Index::Density));
-    let now = Now { time: 100, fresh: 99, reuse: &reuse };
+    let now = Now { time: 100, fresh: 99, pool: POOL, reuse: &reuse };
     let mut order = PolicyKind::HitDensity.checkpoints();
     order.insert(1, Standing { worth: 3.0, ..standing(1, 1, 2) });
     order.insert(2, Standing { worth: 9.0, ..standing(2, 1, 2) });
