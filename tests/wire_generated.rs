@@ -19,7 +19,7 @@ fn generated_code_is_that_of_the_contract() {
         .build_server(false)
         .build_transport(false)
         .bytes(".")
-        .disable_comments(".")
+        .disable_comments(["."])
         .out_dir(&out)
         .compile_fds(protox::compile([PROTO], [root.join("proto")]).expect("the contract compiles"));
     services.expect("code for the contract");

@@ -18,6 +18,7 @@ from pathlib import Path
 import mimo_cache
 from mimo_cache import generate
 from mimo_cache._parser import Parser
+from mimo_cache.gcache import command as gcache
 from mimo_cache.replay import command as replay
 from mimo_cache.replay import story
 from mimo_cache.replay.convert import command as convert
@@ -35,6 +36,7 @@ def parser() -> argparse.ArgumentParser:
     )
     convert.add_arguments(traces.add_parser("convert", help="from another format to the one that replay reads"))
     generate.add_arguments(commands.add_parser("generate", help="text from a checkpoint, through the cache"))
+    gcache.add_arguments(commands.add_parser("gcache", help="GCache nodes on this machine, and a drill with kill -9"))
     # These two read their own arguments; they stand here for --help.
     commands.add_parser("demo", add_help=False, help="a model with the cache and without it, bit for bit")
     commands.add_parser("bench", add_help=False, help="measure the cache against its peers")
