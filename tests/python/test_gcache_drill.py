@@ -33,6 +33,11 @@ def test_ten_thousand_values_survive_kill_9(capsys: pytest.CaptureFixture[str]) 
     assert all(f"node-{n}" in out for n in (1, 2, 3)), "the table of gcachectl status"
 
 
+def kill_nodes(up: subprocess.Popen[str]) -> None:
+    for child in Path(f"/proc/{up.pid}/task/{up.pid}/children").read_text().split():
+        os.kill(int(child), signal.SIGKILL)
+
+
 def test_one_command_starts_three_nodes_and_keeps_them(tmp_path_factory: pytest.TempPathFactory) -> None:
     folder = SHARED / f"mimo-up-{os.getpid()}" if SHARED.is_dir() else tmp_path_factory.mktemp("up")
     command = [sys.executable, "-m", "mimo_cache.cli", "gcache", "up", "--port=0", "--memory=64", f"--folder={folder}"]
@@ -50,8 +55,7 @@ def test_one_command_starts_three_nodes_and_keeps_them(tmp_path_factory: pytest.
             with GCacheClient(nodes.split(","), deadline=20.0) as client:
                 ids = [object_of("up", n) for n in range(100)]
                 assert set(client.put([(i, b"value") for i in ids])) == {PutStatus.STORED}
-                for child in Path(f"/proc/{up.pid}/task/{up.pid}/children").read_text().split():
-                    os.kill(int(child), signal.SIGKILL)
+                kill_nodes(up)
                 until = time.monotonic() + PATIENCE
                 while not all(r.hit for r in client.get(ids)):
                     assert time.monotonic() < until, "the nodes were not started again"
@@ -61,7 +65,10 @@ def test_one_command_starts_three_nodes_and_keeps_them(tmp_path_factory: pytest.
             assert up.returncode == 0, words
             assert words.count("ended with -9 and is started again") == 3
         finally:
-            up.kill()
+            if up.poll() is None:
+                os.kill(up.pid, signal.SIGSTOP)
+                kill_nodes(up)
+                up.kill()
             for file in folder.iterdir():
                 file.unlink()
             folder.rmdir()

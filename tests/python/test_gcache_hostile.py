@@ -9,12 +9,10 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
+import grpc
 import pytest
 
-grpc = pytest.importorskip("grpc")
-
 from gcache_nodes import RunningNode, key_of, nodes, object_of, value_of
-
 from mimo_cache import gcache
 from mimo_cache._core import crc32c
 from mimo_cache.gcache import PutItem, PutStatus, Refused, connect
@@ -48,7 +46,8 @@ def the_node_goes_on(node: RunningNode) -> Iterator[None]:
         assert client.put([PutItem(one, b"value")]) == [PutStatus.STORED]
         assert client.get([one])[0].hit
         found = client.stats()["a"]
-        assert found is not None and found.tiers[0].writers == 0
+        assert found is not None
+        assert found.tiers[0].writers == 0
 
 
 def objects(*ids: bytes) -> list[pb.ObjectRun]:
@@ -104,7 +103,11 @@ def test_a_message_beyond_the_limit(stub: Any) -> None:
 
 def test_bytes_that_are_no_message(node: RunningNode) -> None:
     with grpc.insecure_channel(node.tcp) as channel:
-        for path, data in (("Exists", b"\xff" * 100), ("Get", os.urandom(1000)), ("Stats", b"\x0a\xff\xff\xff\xff\x0f")):
+        for path, data in (
+            ("Exists", b"\xff" * 100),
+            ("Get", os.urandom(1000)),
+            ("Stats", b"\x0a\xff\xff\xff\xff\x0f"),
+        ):
             call = channel.unary_unary(f"/gcache.v1.GCache/{path}")
             with pytest.raises(grpc.RpcError) as caught:
                 call(data, timeout=20)
@@ -222,7 +225,8 @@ def test_a_reader_that_does_not_read_is_cut(node: RunningNode) -> None:
             until = time.monotonic() + 30
             while True:
                 found = client.stats()["a"]
-                assert found is not None and found.tiers[0].held_slots <= 2
+                assert found is not None
+                assert found.tiers[0].held_slots <= 2
                 if found.tiers[0].held_slots == 0:
                     break
                 assert time.monotonic() < until
@@ -264,7 +268,8 @@ def greeted(node: RunningNode) -> tuple[socket.socket, int]:
     one = fast(node)
     one.sendall(head(1))
     message, descriptors, _, _ = socket.recv_fds(one, 48, 4)
-    assert len(message) == 48 and len(descriptors) == 1
+    assert len(message) == 48
+    assert len(descriptors) == 1
     assert struct.unpack("<QQII", message[24:])[2] == 1
     return one, descriptors[0]
 
@@ -309,7 +314,8 @@ def test_the_same_host_path_shows_values_where_they_lie(node: RunningNode) -> No
             assert struct.unpack("<Q", os.pread(descriptor, 8, header_at))[0] == header_word
             assert struct.unpack("<2I", reply[-8:]) == (crc32c(value[:CHUNK]), crc32c(value[CHUNK:]))
             held = client.stats()["a"]
-            assert held is not None and held.tiers[0].held_slots == 1
+            assert held is not None
+            assert held.tiers[0].held_slots == 1
             one.sendall(head(2, 1, 8, 5) + name.key + bytes(8))
             assert b"sequence number 5" in one.recv(4096), "a number that is not released"
         os.close(descriptor)
@@ -362,7 +368,8 @@ def test_a_node_under_another_name_is_refused(node: RunningNode) -> None:
     with connect([f"b={node.tcp}"], deadline=20) as client, pytest.raises(Refused, match="calls itself 'a'"):
         client.exists([KEY])
     with connect([node.tcp], deadline=20) as client:
-        assert client.exists([KEY_ABSENT := key_of("absent")]) == [0] and len(KEY_ABSENT) == 32
+        assert client.exists([KEY_ABSENT := key_of("absent")]) == [0]
+        assert len(KEY_ABSENT) == 32
 
 
 def test_the_package_says_what_is_missing_in_arguments(node: RunningNode) -> None:

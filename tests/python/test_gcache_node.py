@@ -16,7 +16,6 @@ import pytest
 pytest.importorskip("grpc")
 
 from gcache_nodes import RunningNode, key_of, nodes, object_of, program, value_of
-
 from mimo_cache.gcache import (
     AsyncClient,
     Client,
@@ -58,8 +57,10 @@ def test_values_come_back_into_buffers_and_without(client: Client) -> None:
     ]
     buffers = [np.full(size + 3, 9, np.uint8) for size in SIZES]
     for result, buffer, value in zip(client.get(ids, into=buffers), buffers, values, strict=True):
-        assert result.hit and buffer.tobytes() == value + b"\t\t\t"
-        assert result.data is not None and np.shares_memory(np.frombuffer(result.data, np.uint8), buffer)
+        assert result.hit
+        assert buffer.tobytes() == value + b"\t\t\t"
+        assert result.data is not None
+        assert np.shares_memory(np.frombuffer(result.data, np.uint8), buffer)
     assert client.delete(ids).deleted == len(SIZES)
     assert [r.status for r in client.get(ids)] == [GetStatus.ABSENT] * len(SIZES)
 
@@ -68,7 +69,8 @@ def test_the_first_writer_wins_and_a_batch_may_name_an_object_twice(client: Clie
     one = object_of("first", id(client))
     first, second = value_of(5000, 1), value_of(6000, 2)
     statuses = client.put([PutItem(one, first), PutItem(one, second), PutItem(one, first)])
-    assert statuses[0] is PutStatus.STORED and set(statuses[1:]) <= {PutStatus.BUSY, PutStatus.PRESENT}
+    assert statuses[0] is PutStatus.STORED
+    assert set(statuses[1:]) <= {PutStatus.BUSY, PutStatus.PRESENT}
     assert client.put([PutItem(one, second)]) == [PutStatus.PRESENT]
     assert [bytes(r.data or b"") for r in client.get([one, one, object_of("none"), one])] == [first, first, b"", first]
     assert client.delete([one, one]).deleted == 1
@@ -88,7 +90,8 @@ def test_buffers_of_any_kind(client: Client) -> None:
     one = object_of("kinds", id(client))
     assert client.put([PutItem(one, page)]) == [PutStatus.STORED]
     back = np.zeros_like(page)
-    assert client.get([one], into=[back])[0].hit and (back == page).all()
+    assert client.get([one], into=[back])[0].hit
+    assert (back == page).all()
     assert client.get([one], into=[bytearray(4)])[0].status is GetStatus.TOO_LONG
     assert client.get([one], into=[bytearray(4)])[0].length == page.nbytes
     for bad, words in ((page.T, "contiguous"), (b"bytes", "read-only"), ("text", "allowed is a buffer")):
@@ -135,7 +138,9 @@ def test_asyncio_has_the_same_calls(node: RunningNode) -> None:
         assert (await client.verify(ids)).sound == 40
         assert (await client.delete(ids)).deleted == 40
         found = (await client.stats())["a"]
-        assert found is not None and found.node == "a" and found.tiers[0].name == "memory"
+        assert found is not None
+        assert found.node == "a"
+        assert found.tiers[0].name == "memory"
         with pytest.raises(InvalidArgument):
             await client.put([PutItem(ids[0], b"")])
 
@@ -201,7 +206,8 @@ def test_leases_end_with_their_connection() -> None:
                 holder.put([PutItem(one, b"kept")])
                 assert holder.exists([one.key], lease_ms=60_000) == [1]
                 found = watcher.stats()["a"]
-                assert found is not None and found.tiers[0].lease_bytes > 0
+                assert found is not None
+                assert found.tiers[0].lease_bytes > 0
             until = time.monotonic() + 20
             while (found := watcher.stats()["a"]) is None or found.tiers[0].lease_bytes:
                 assert time.monotonic() < until
@@ -214,7 +220,8 @@ def test_an_orderly_stop_and_what_tools_see() -> None:
             client.put([PutItem(object_of("stop"), b"value")])
             client.get([object_of("stop"), object_of("nothing")])
             metrics = urllib.request.urlopen(f"http://{node.serving['metrics']}/metrics", timeout=10).read().decode()
-            assert 'gcache_hits_total{tier="memory"} 1\n' in metrics and "gcache_misses_total 1\n" in metrics
+            assert 'gcache_hits_total{tier="memory"} 1\n' in metrics
+            assert "gcache_misses_total 1\n" in metrics
             health = urllib.request.urlopen(f"http://{node.serving['metrics']}/health", timeout=10)
             assert health.read() == b"serving\n"
             tool = [program("gcachectl"), "--node", node.address]
@@ -232,7 +239,9 @@ def test_an_orderly_stop_and_what_tools_see() -> None:
         assert node.stop() == 0
         node.start()
         assert node.serving["objects"] == 1
-        assert subprocess.run([*tool[:2], f"other={node.tcp}", "status"], check=False, capture_output=True).returncode == 1
+        assert (
+            subprocess.run([*tool[:2], f"other={node.tcp}", "status"], check=False, capture_output=True).returncode == 1
+        )
 
 
 def test_health_and_reflection(node: RunningNode) -> None:

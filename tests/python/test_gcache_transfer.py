@@ -9,7 +9,6 @@ import pytest
 pytest.importorskip("grpc")
 
 from gcache_nodes import object_of, value_of
-
 from mimo_cache._core import crc32c
 from mimo_cache.gcache import GetStatus, PutItem, PutStatus
 from mimo_cache.gcache.peer import LONGEST_PAUSE, Breaker
@@ -23,7 +22,8 @@ CHUNK = 1 << 20
 
 def test_the_checksum_is_castagnoli() -> None:
     assert crc32c(b"123456789") == 0xE3069283
-    assert crc32c(b"") == 0 and crc32c(b"456789", crc32c(b"123")) == 0xE3069283
+    assert crc32c(b"") == 0
+    assert crc32c(b"456789", crc32c(b"123")) == 0xE3069283
     assert crc32c(memoryview(bytearray(b"123456789"))) == 0xE3069283
     for bad in (memoryview(b"123456789")[::2], memoryview(b"12345678").cast("I"), "text", 3):
         with pytest.raises(ValueError, match="data is"):
@@ -52,7 +52,8 @@ def test_hits_misses_and_what_never_came() -> None:
     receiver.feed(reply(b"small", length=5, index=2))
     results = receiver.finish(GetStatus.LATE)
     assert [r.status for r in results] == [GetStatus.HIT, GetStatus.ABSENT, GetStatus.HIT, GetStatus.LATE]
-    assert bytes(buffer) == value and bytes(results[2].data or b"") == b"small"
+    assert bytes(buffer) == value
+    assert bytes(results[2].data or b"") == b"small"
 
 
 def test_a_bad_chunk_is_damaged_and_the_next_object_is_not() -> None:
@@ -91,9 +92,13 @@ def test_a_node_may_take_back_what_it_began() -> None:
 )
 def test_what_no_node_says_is_broken(replies: list[pb.GetReply]) -> None:
     receiver = GetReceiver([None, None])
-    with pytest.raises(Broken):
+
+    def feed() -> None:
         for one in replies:
             receiver.feed(one)
+
+    with pytest.raises(Broken):
+        feed()
 
 
 def answers(*pairs: tuple[int, Any]) -> pb.PutReply:
@@ -109,7 +114,8 @@ def test_a_put_sends_what_is_wanted() -> None:
         (len(v), 7 + i, i, 33) for i, v in enumerate(values)
     ]
     wanted = sender.feed(answers((0, pb.PUT_OUTCOME_PRESENT), (1, pb.PUT_OUTCOME_WANTED), (2, pb.PUT_OUTCOME_WANTED)))
-    assert wanted == [1, 2] and sender.open == 2
+    assert wanted == [1, 2]
+    assert sender.open == 2
     quarter = CHUNK // 4
     pieces = [request.piece for request in sender.pieces(1, quarter)]
     assert b"".join(p.data for p in pieces) == values[1]
@@ -129,7 +135,8 @@ def test_batches_are_cut_and_keep_their_order() -> None:
     for node in (0, 1):
         of_node = [share for share in made if share.node == node]
         positions = [p for share in of_node for p in share.positions]
-        assert positions == sorted(positions) and {len(s.positions) for s in of_node[:-1]} <= {4}
+        assert positions == sorted(positions)
+        assert {len(s.positions) for s in of_node[:-1]} <= {4}
         assert all(ring.owner(b) == node for share in of_node for b in share.buckets)
 
 
@@ -138,11 +145,15 @@ def test_the_breaker_waits_longer_each_time_and_lets_one_try() -> None:
     assert breaker.allows(0.0)
     breaker.failed(0.0)
     assert not breaker.allows(0.4)
-    assert breaker.allows(0.5) and not breaker.allows(0.6), "one tries, the others wait for what it finds"
+    assert breaker.allows(0.5)
+    assert not breaker.allows(0.6), "one tries, the others wait for what it finds"
     breaker.failed(0.7)
-    assert not breaker.allows(1.6) and breaker.allows(1.7)
+    assert not breaker.allows(1.6)
+    assert breaker.allows(1.7)
     for turn in range(20):
         breaker.failed(100.0 * turn)
-    assert not breaker.allows(1900.0 + LONGEST_PAUSE - 1) and breaker.allows(1900.0 + LONGEST_PAUSE)
+    assert not breaker.allows(1900.0 + LONGEST_PAUSE - 1)
+    assert breaker.allows(1900.0 + LONGEST_PAUSE)
     breaker.worked()
-    assert breaker.allows(0.0) and breaker.allows(0.0)
+    assert breaker.allows(0.0)
+    assert breaker.allows(0.0)

@@ -77,9 +77,12 @@ def _drill(args: argparse.Namespace) -> int:
     names = _names(args.nodes)
     _check("values", args.values, args.nodes, 1_000_000)
     _check("seed", args.seed, 0, (1 << 63) - 1)
-    with tempfile.TemporaryDirectory(prefix="mimo-drill-", dir=SHARED if SHARED.is_dir() else None) as folder:
-        with local_nodes(Path(folder), names, drill.memory_of(args.values, args.nodes)) as nodes:
-            result = drill.run(nodes, args.values, args.seed)
+    memory = drill.memory_of(args.values, args.nodes)
+    with (
+        tempfile.TemporaryDirectory(prefix="mimo-drill-", dir=SHARED if SHARED.is_dir() else None) as folder,
+        local_nodes(Path(folder), names, memory) as nodes,
+    ):
+        result = drill.run(nodes, args.values, args.seed)
     if args.json:
         print(json.dumps(result))
     return 0 if result["equal"] == result["values"] else 1
