@@ -75,11 +75,11 @@ class Raw(_Served):
 
     def get(self, into: Bytes) -> None:
         self.socket.sendall(HEAD.pack(GET, self.count, self.size))
-        receive(self.socket, memoryview(into))
+        receive(self.socket, into.data)
 
     def put(self, source: Bytes) -> None:
         self.socket.sendall(HEAD.pack(PUT, self.count, self.size))
-        self.socket.sendall(memoryview(source))
+        self.socket.sendall(source.data)
         receive(self.socket, memoryview(bytearray(1)))
 
     def close(self) -> None:
@@ -98,17 +98,17 @@ class Grpcio(_Served):
         super().__init__(count, size)
         options = [("grpc.max_receive_message_length", 4 << 20)]
         self.channel = grpc.insecure_channel(f"127.0.0.1:{self.port}", options=options)
-        self._get = self.channel.unary_stream(METHOD + "Get", None, None)
-        self._put = self.channel.stream_unary(METHOD + "Put", None, None)
+        self._get: Any = self.channel.unary_stream(METHOD + "Get", None, None)
+        self._put: Any = self.channel.stream_unary(METHOD + "Put", None, None)
 
     def get(self, into: Bytes) -> None:
-        view, at = memoryview(into), 0
+        view, at = into.data, 0
         for piece in self._get(b"", timeout=PATIENCE):
             view[at : at + len(piece)] = piece
             at += len(piece)
 
     def put(self, source: Bytes) -> None:
-        view = memoryview(source)
+        view = source.data
         step = min(PIECE, self.size)
         self._put((bytes(view[i : i + step]) for i in range(0, len(view), step)), timeout=PATIENCE)
 
@@ -144,12 +144,12 @@ class Redis(Peer):
                 time.sleep(0.05)
 
     def get(self, into: Bytes) -> None:
-        view = memoryview(into)
+        view = into.data
         for i, value in enumerate(self.client.mget(self.keys)):
             view[i * self.size : (i + 1) * self.size] = value
 
     def put(self, source: Bytes) -> None:
-        view = memoryview(source)
+        view = source.data
         parts = {key: view[i * self.size : (i + 1) * self.size] for i, key in enumerate(self.keys)}
         self.client.mset({key: part.tobytes() for key, part in parts.items()})
 
@@ -227,7 +227,10 @@ def _serve_grpcio(values: bytearray, piece: int) -> None:
             at += len(one)
         return b""
 
-    handlers = {"Get": grpc.unary_stream_rpc_method_handler(get), "Put": grpc.stream_unary_rpc_method_handler(put)}
+    handlers: dict[str, Any] = {
+        "Get": grpc.unary_stream_rpc_method_handler(get),
+        "Put": grpc.stream_unary_rpc_method_handler(put),
+    }
     server = grpc.server(ThreadPoolExecutor(2), options=[("grpc.max_receive_message_length", 4 << 20)])
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(METHOD.strip("/"), handlers),))
     print(server.add_insecure_port("127.0.0.1:0"), flush=True)

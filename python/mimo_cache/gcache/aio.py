@@ -30,8 +30,7 @@ from mimo_cache.gcache.v1 import gcache_pb2 as pb
 from mimo_cache.gcache.v1.gcache_pb2_grpc import GCacheStub
 
 if TYPE_CHECKING:
-    from typing_extensions import Buffer
-
+    from mimo_cache.gcache.types import Memory
     from mimo_cache.gcache.v1.gcache_pb2_grpc import GCacheAsyncStub
 
     PutCall = grpc.aio.StreamStreamCall[pb.PutRequest, pb.PutReply]
@@ -80,7 +79,7 @@ class AsyncClient(ClientBase):
         return masks
 
     async def get(
-        self, ids: Sequence[ObjectId], into: Sequence[Buffer] | None = None, *, deadline: float | None = None
+        self, ids: Sequence[ObjectId], into: Sequence[Memory] | None = None, *, deadline: float | None = None
     ) -> list[GetResult]:
         """As `Client.get`."""
         names = checks.check_ids(ids)

@@ -31,7 +31,7 @@ from mimo_cache.gcache.v1 import gcache_pb2 as pb
 from mimo_cache.gcache.v1.gcache_pb2_grpc import GCacheStub
 
 if TYPE_CHECKING:
-    from typing_extensions import Buffer
+    from mimo_cache.gcache.types import Memory
 
 T = TypeVar("T")
 MOST_THREADS = 64
@@ -86,7 +86,7 @@ class Client(ClientBase):
         return masks
 
     def get(
-        self, ids: Sequence[ObjectId], into: Sequence[Buffer] | None = None, *, deadline: float | None = None
+        self, ids: Sequence[ObjectId], into: Sequence[Memory] | None = None, *, deadline: float | None = None
     ) -> list[GetResult]:
         """One result for each id. With `into`, bytes go to the start of its buffers."""
         names = checks.check_ids(ids)

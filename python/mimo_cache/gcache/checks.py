@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, cast
 
 from mimo_cache.gcache.errors import InvalidArgument
 from mimo_cache.gcache.types import KEY_BYTES, MAX_VALUE_BYTES, PARTS, ObjectId, PutItem
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
+
+    from mimo_cache.gcache.types import Memory
 
 MAX_LEASE_MS = (1 << 32) - 1
 MAX_DEADLINE = 3600.0
@@ -55,10 +57,10 @@ def check_deadline(deadline: float) -> float:
     return float(deadline)
 
 
-def flat(buffer: Buffer, what: str, writable: bool) -> memoryview:
+def flat(buffer: Memory, what: str, writable: bool) -> memoryview:
     """The bytes of a buffer, in one dimension."""
     try:
-        view = memoryview(buffer)
+        view = memoryview(cast("Buffer", buffer))
     except TypeError:
         raise InvalidArgument(f"{what} is a {type(buffer).__name__}, allowed is a buffer") from None
     if not view.c_contiguous:
@@ -71,7 +73,7 @@ def flat(buffer: Buffer, what: str, writable: bool) -> memoryview:
         raise InvalidArgument(f"{what} has elements of format {view.format!r}; view it as uint8") from None
 
 
-def check_into(into: Sequence[Buffer] | None, count: int) -> list[memoryview | None]:
+def check_into(into: Sequence[Memory] | None, count: int) -> list[memoryview | None]:
     if into is None:
         return [None] * count
     if len(into) != count:

@@ -7,7 +7,13 @@ from enum import Enum
 from typing import TYPE_CHECKING, NamedTuple
 
 if TYPE_CHECKING:
+    from typing import Any, TypeAlias
+
+    import numpy.typing as npt
     from typing_extensions import Buffer
+
+    Memory: TypeAlias = Buffer | npt.NDArray[Any]
+    """Contiguous memory. numpy's arrays are buffers, but type checkers hear of that from Python 3.12 on only."""
 
 KEY_BYTES = 32
 PARTS = 64
@@ -30,7 +36,7 @@ class PutItem(NamedTuple):
     """A value to store."""
 
     id: ObjectId
-    data: Buffer
+    data: Memory
     """1 byte to 128 MiB of contiguous memory. It must not change before `put` returns."""
     page_index: int = 0
     """Index of the page in its prefix: a node drops the tail of an extent before its head."""
