@@ -14,12 +14,10 @@ fn generated_code_is_that_of_the_contract() {
     let set = protox::compile([PROTO], [root.join("proto")]).expect("the contract compiles");
     let out = std::env::temp_dir().join(format!("mimo-wire-{}", std::process::id()));
     std::fs::create_dir_all(&out).expect("a folder for the result");
-    // Comments stay in the contract: one place to read.
     let services = tonic_prost_build::configure()
         .build_server(false)
         .build_transport(false)
         .bytes(".")
-        .disable_comments(["."])
         .out_dir(&out)
         .compile_fds(protox::compile([PROTO], [root.join("proto")]).expect("the contract compiles"));
     services.expect("code for the contract");
