@@ -79,13 +79,13 @@ fn line(peer: &Peer, answer: &Result<Answer, String>, wrong: Option<String>) -> 
     let Ok(Answer { hello, stats }) = answer else { return head };
     let tiers = stats.tiers.iter().map(|t| {
         let share = 100.0 * t.used_bytes as f64 / t.capacity_bytes.max(1) as f64;
-        let asked = (t.hits + t.misses).max(1);
+        let asked = t.hits + t.misses;
         format!(
             "{} {share:.0}% of {}, {} objects, {:.1}% hits of {asked}",
             t.name,
             Size(t.capacity_bytes),
             t.objects,
-            100.0 * t.hits as f64 / asked as f64
+            100.0 * t.hits as f64 / asked.max(1) as f64
         )
     });
     format!(
