@@ -405,7 +405,7 @@ MUTATIONS: tuple[Mutation, ...] = (
         "src/shm/room.rs",
         "id => (self.spans.get(id).held > 0, self.spans.get(id).tick),",
         "id => (self.spans.get(id).held > 1, self.spans.get(id).tick),",
-        "shm_store",
+        "shm_room",
     ),
     Mutation(
         "a second process is let in",
