@@ -295,7 +295,10 @@ fn set(table: &mut toml::Table, key: &str, value: &str) -> Result<(), String> {
     }
     // A list may be given as its one entry.
     let parsed = match (at.get(last), parsed) {
-        (Some(toml::Value::Array(_)), one @ toml::Value::String(_)) => toml::Value::Array(vec![one]),
+        (Some(toml::Value::Array(list)), one) if !one.is_array() => {
+            let texts = list.first().is_some_and(toml::Value::is_str);
+            toml::Value::Array(vec![if texts { toml::Value::String(value.to_string()) } else { one }])
+        }
         (Some(toml::Value::String(_)), _) => toml::Value::String(value.to_string()),
         (_, parsed) => parsed,
     };

@@ -6,13 +6,13 @@ use pyo3::prelude::*;
 
 /// Adds the function to the module.
 pub fn register(m: &Bound<'_, PyModule>) -> PyResult<()> {
-    m.add_function(wrap_pyfunction!(crc32c, m)?)
+    m.add_function(wrap_pyfunction!(checksum, m)?)
 }
 
 /// CRC32C (Castagnoli, as in iSCSI) of a buffer of bytes, continued from `value`.
-#[pyfunction]
+#[pyfunction(name = "crc32c")]
 #[pyo3(signature = (data, value=0), text_signature = "(data, value=0)")]
-fn crc32c(data: &Bound<'_, PyAny>, value: u32) -> PyResult<u32> {
+fn checksum(data: &Bound<'_, PyAny>, value: u32) -> PyResult<u32> {
     let py = data.py();
     let refused = |why: String| invalid(py, "data", why, "a buffer of bytes without gaps");
     let buffer = Buffer::new(data, false).map_err(|Refused(why)| refused(why))?;
@@ -27,5 +27,5 @@ fn crc32c(data: &Bound<'_, PyAny>, value: u32) -> PyResult<u32> {
     }
     // SAFETY: one dimension of `len` bytes without gaps, held by `buffer`; the interpreter lock keeps Python's writers away.
     let bytes = unsafe { std::slice::from_raw_parts(buffer.pointer(), len as usize) };
-    Ok(::crc32c::crc32c_append(value, bytes))
+    Ok(crc32c::crc32c_append(value, bytes))
 }
