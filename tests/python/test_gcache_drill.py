@@ -50,7 +50,7 @@ def test_one_command_starts_three_nodes_and_keeps_them(tmp_path_factory: pytest.
             environment = {**os.environ, "GCACHE_NODES": nodes}
             status = [program("gcachectl"), "status", "--json"]
             shown = subprocess.run(status, check=True, capture_output=True, text=True, env=environment).stdout
-            rows = [json.loads(row) for row in shown.splitlines()]
+            rows = json.loads(shown)
             assert [(row["node"], row["error"]) for row in rows] == [(f"node-{n}", None) for n in (1, 2, 3)]
             with GCacheClient(nodes.split(","), deadline=20.0) as client:
                 ids = [object_of("up", n) for n in range(100)]
