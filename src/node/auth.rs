@@ -52,7 +52,8 @@ impl Tokens {
             let path = token.file.display();
             let text = std::fs::read_to_string(&token.file).map_err(|e| format!("token file {path}: {e}"))?;
             let text = text.trim();
-            if !(MIN_TOKEN_BYTES..=MAX_TOKEN_BYTES).contains(&text.len()) || !text.bytes().all(|b| b.is_ascii_graphic()) {
+            if !(MIN_TOKEN_BYTES..=MAX_TOKEN_BYTES).contains(&text.len()) || !text.bytes().all(|b| b.is_ascii_graphic())
+            {
                 return Err(format!(
                     "token file {path} has {} bytes, allowed is {MIN_TOKEN_BYTES} to {MAX_TOKEN_BYTES} printable ASCII \
                      characters without spaces",

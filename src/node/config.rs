@@ -212,7 +212,10 @@ impl NodeConfig {
             }
             Err(format!("{key} is {value}, allowed is {least} to {most}"))
         };
-        if self.name.is_empty() || self.name.len() > 255 || self.name.chars().any(|c| c.is_control() || "/{}=*".contains(c)) {
+        if self.name.is_empty()
+            || self.name.len() > 255
+            || self.name.chars().any(|c| c.is_control() || "/{}=*".contains(c))
+        {
             return Err(format!("name is {:?}, allowed is 1 to 255 bytes without / {{ }} = *", self.name));
         }
         if self.listen.is_empty() {

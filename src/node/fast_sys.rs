@@ -68,13 +68,7 @@ pub fn peer_user(stream: &UnixStream) -> io::Result<u32> {
     let mut len = size_of::<libc::ucred>() as libc::socklen_t;
     // SAFETY: the kernel writes at most `len` bytes into `found`.
     let rc = unsafe {
-        libc::getsockopt(
-            stream.as_raw_fd(),
-            libc::SOL_SOCKET,
-            libc::SO_PEERCRED,
-            (&raw mut found).cast(),
-            &mut len,
-        )
+        libc::getsockopt(stream.as_raw_fd(), libc::SOL_SOCKET, libc::SO_PEERCRED, (&raw mut found).cast(), &mut len)
     };
     if rc < 0 { Err(io::Error::last_os_error()) } else { Ok(found.uid) }
 }

@@ -2,9 +2,9 @@
 
 use super::metrics;
 use super::state::State;
+use bytes::Bytes;
 use http::{Method, Request, Response, StatusCode};
 use http_body_util::Full;
-use bytes::Bytes;
 use std::convert::Infallible;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;

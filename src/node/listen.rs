@@ -94,9 +94,11 @@ pub fn check(config: &NodeConfig) -> Result<(), String> {
         }
     }
     if config.fast_path.is_some() && config.tokens.iter().any(|t| !t.all_tenants) {
-        return Err("fast_path maps the memory of all tenants, and there are tokens for single tenants; allowed is one \
+        return Err(
+            "fast_path maps the memory of all tenants, and there are tokens for single tenants; allowed is one \
                     of the two"
-            .into());
+                .into(),
+        );
     }
     Ok(())
 }

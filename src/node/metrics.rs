@@ -117,7 +117,12 @@ pub fn text(state: &State) -> String {
     metric("evicted_total", "counter", "Values evicted.", &memory(t.evicted_objects));
     metric("evicted_bytes_total", "counter", "Bytes of values evicted.", &memory(t.evicted_bytes));
     metric("deleted_total", "counter", "Values deleted.", &memory(t.deleted));
-    metric("damaged_total", "counter", "Values dropped because of a check.", &memory(t.damaged_headers + t.damaged_values));
+    metric(
+        "damaged_total",
+        "counter",
+        "Values dropped because of a check.",
+        &memory(t.damaged_headers + t.damaged_values),
+    );
     let outcomes = [("present", t.present), ("busy", t.busy), ("no_room", t.no_room), ("aborted", t.aborted)];
     let labels = outcomes.map(|(name, value)| (format!(r#"{{outcome="{name}"}}"#), value as f64));
     let samples: Vec<(&str, f64)> = labels.iter().map(|(l, v)| (l.as_str(), *v)).collect();
@@ -128,7 +133,12 @@ pub fn text(state: &State) -> String {
     metric("corrupt_chunks_total", "counter", "Chunks that arrived damaged.", &[("", load(&m.corrupt_chunks) as f64)]);
     metric("connections", "gauge", "Connections.", &[("", load(&m.connections) as f64)]);
     metric("accepted_connections_total", "counter", "Connections accepted.", &[("", load(&m.accepted) as f64)]);
-    metric("refused_connections_total", "counter", "Connections beyond the limit.", &[("", load(&m.refused_connections) as f64)]);
+    metric(
+        "refused_connections_total",
+        "counter",
+        "Connections beyond the limit.",
+        &[("", load(&m.refused_connections) as f64)],
+    );
     metric("stalled_total", "counter", "Connections closed for a stall.", &[("", load(&m.stalled) as f64)]);
     metric("fast_connections", "gauge", "Same-host connections.", &[("", load(&m.fast_connections) as f64)]);
     metric("fast_hits_total", "counter", "Values found over the same-host path.", &[("", load(&m.fast_hits) as f64)]);

@@ -9,9 +9,7 @@ use super::state::State;
 use crate::rpc::ids;
 use crate::rpc::limits::{CHUNK_BYTES, MAX_OBJECTS, MAX_PIECE_BYTES, VERSIONS};
 use crate::rpc::v1::{Answer, Offer, Piece, PutOutcome, PutRequest};
-use crate::shm::{
-    Begin, ChainKey, ObjectId, PutMeta, ShmError, Writer, chunks_of, copy_crc32c, crc32c_append,
-};
+use crate::shm::{Begin, ChainKey, ObjectId, PutMeta, ShmError, Writer, chunks_of, copy_crc32c, crc32c_append};
 use std::collections::VecDeque;
 use std::sync::Arc;
 use tonic::Status;
@@ -53,7 +51,8 @@ impl PutSession {
     /// # Errors
     /// `INVALID_ARGUMENT` and the like with a sentence; the stream is over. What was stored stays.
     pub fn request(&mut self, request: PutRequest, now: u64, answers: &mut Vec<Answer>) -> Result<(), Status> {
-        if request.version != 0 && !VERSIONS.contains(&request.version) || !matches!(request.tenant, 0) && request.tenant != self.tenant
+        if request.version != 0 && !VERSIONS.contains(&request.version)
+            || !matches!(request.tenant, 0) && request.tenant != self.tenant
         {
             return Err(Status::invalid_argument(format!(
                 "a later message has version {} and tenant {}, allowed is 0 or those of the first, tenant {}",
@@ -67,9 +66,8 @@ impl PutSession {
             )));
         }
         for offer in &request.offers {
-            let meta = self.meta(offer).map_err(|e| {
-                Status::invalid_argument(format!("offer {}: {e}", self.offered))
-            })?;
+            let meta =
+                self.meta(offer).map_err(|e| Status::invalid_argument(format!("offer {}: {e}", self.offered)))?;
             self.waiting.push_back((self.offered, meta));
             self.offered = self.offered.checked_add(1).ok_or_else(|| Status::invalid_argument("too many offers"))?;
         }
@@ -140,10 +138,14 @@ impl PutSession {
     /// Bytes of the object that was wanted first.
     fn piece(&mut self, piece: Piece, answers: &mut Vec<Answer>) -> Result<(), Status> {
         let Some(owed) = self.owed.front_mut() else {
-            return Err(Status::invalid_argument(format!("a piece of object {}, and no object is wanted", piece.index)));
+            return Err(Status::invalid_argument(format!(
+                "a piece of object {}, and no object is wanted",
+                piece.index
+            )));
         };
         let (start, end) = (owed.at, owed.at + piece.data.len());
-        let fits = !piece.data.is_empty() && end <= owed.len && start % CHUNK_BYTES + piece.data.len() <= MAX_PIECE_BYTES;
+        let fits =
+            !piece.data.is_empty() && end <= owed.len && start % CHUNK_BYTES + piece.data.len() <= MAX_PIECE_BYTES;
         if piece.index != owed.index || piece.offset != start as u64 || !fits {
             return Err(Status::invalid_argument(format!(
                 "a piece of object {} at {} with {} bytes, allowed is the next one of object {} at {start} of {}, within a \

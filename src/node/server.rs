@@ -285,9 +285,8 @@ where
         .keep_alive_timeout(PING_TIMEOUT)
         .auto_date_header(false);
     let (state, owner, health) = (shared.state.clone(), connection.clone(), shared.health.clone());
-    let routed = service_fn(move |request: Request<Incoming>| {
-        route(state.clone(), owner.clone(), health.clone(), request)
-    });
+    let routed =
+        service_fn(move |request: Request<Incoming>| route(state.clone(), owner.clone(), health.clone(), request));
     let mut served = pin!(builder.serve_connection(TokioIo::new(stream), routed));
     let mut stopping = shared.stopping.clone();
     let mut stopped = false;
@@ -337,7 +336,8 @@ async fn route(
         if let Err(status) = state.tokens.grant(request.headers()) {
             return Ok(status.into_http());
         }
-        let builder = || tonic_reflection::server::Builder::configure().register_encoded_file_descriptor_set(DESCRIPTOR_SET);
+        let builder =
+            || tonic_reflection::server::Builder::configure().register_encoded_file_descriptor_set(DESCRIPTOR_SET);
         return if path.starts_with("/grpc.reflection.v1.") {
             match builder().build_v1() {
                 Ok(mut service) => service.call(request).await,

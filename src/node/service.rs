@@ -86,7 +86,8 @@ where
     let Ok(Ok(permit)) = tokio::time::timeout(state.config.limits.stall.0, state.calls.clone().acquire_owned()).await
     else {
         let most = state.config.limits.calls;
-        return Status::resource_exhausted(format!("{most} calls run on this node, which is all it allows")).into_http();
+        return Status::resource_exhausted(format!("{most} calls run on this node, which is all it allows"))
+            .into_http();
     };
     Metrics::add(&state.metrics.running, 1);
     let mut running = Running { state: state.clone(), call, since: Instant::now(), refused: false, _permit: permit };
@@ -185,7 +186,9 @@ where
     let piece_bytes = match message.piece_bytes {
         0 => MAX_PIECE_BYTES,
         n if PIECE_BYTES.contains(&n) => n as usize,
-        n => return Err(Status::invalid_argument(format!("piece_bytes is {n}, allowed is 0 or one of {PIECE_BYTES:?}"))),
+        n => {
+            return Err(Status::invalid_argument(format!("piece_bytes is {n}, allowed is 0 or one of {PIECE_BYTES:?}")));
+        }
     };
     let ids = unary::objects(&message.runs)?;
     let progress = state.watch(connection);

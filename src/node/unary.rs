@@ -1,12 +1,12 @@
 //! The calls with one answer, without their network: a message in, a message or a refusal out.
 
 use super::state::{Connection, State};
+use crate::rpc::ids;
 use crate::rpc::limits::{MAX_CLIENT_BYTES, MAX_KEYS, MAX_OBJECTS, VERSIONS};
 use crate::rpc::v1::{
     DeleteReply, DeleteRequest, ExistsReply, ExistsRequest, FastPath, HelloReply, HelloRequest, ObjectRun, StatsReply,
     StatsRequest, TierStats, TouchReply, TouchRequest, VerifyReply, VerifyRequest,
 };
-use crate::rpc::ids;
 use crate::shm::{Lease, LeaseOwner, ObjectId};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -104,7 +104,12 @@ pub async fn verify(state: Arc<State>, request: VerifyRequest) -> Result<VerifyR
             if store.drop_if_damaged(tenant, &id) {
                 return (0, 1);
             }
-            (u32::from(store.exists(tenant, &[id.key], None, 0).masks.first().is_some_and(|m| m >> id.part & 1 == 1)), 0)
+            (
+                u32::from(
+                    store.exists(tenant, &[id.key], None, 0).masks.first().is_some_and(|m| m >> id.part & 1 == 1),
+                ),
+                0,
+            )
         };
         let (sound, dropped) = tokio::task::spawn_blocking(one).await.map_err(|e| Status::internal(e.to_string()))?;
         reply.sound += sound;

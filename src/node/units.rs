@@ -34,9 +34,9 @@ impl Time {
     /// # Errors
     /// Another unit, none, a fraction, or a number that does not fit.
     pub fn parse(text: &str) -> Result<Time, String> {
-        scaled(text, &TIMES).map(|ms| Time(Duration::from_millis(ms))).ok_or_else(|| {
-            format!("{text:?} is no time; write a whole number and ms, s, min or h, as in \"10s\"")
-        })
+        scaled(text, &TIMES)
+            .map(|ms| Time(Duration::from_millis(ms)))
+            .ok_or_else(|| format!("{text:?} is no time; write a whole number and ms, s, min or h, as in \"10s\""))
     }
 
     /// Milliseconds, at most `u32::MAX`.

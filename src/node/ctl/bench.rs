@@ -44,7 +44,9 @@ pub async fn bench(
 ) -> Result<(String, bool), String> {
     let size = Size::parse(size)?.0;
     if size == 0 || size > MAX_VALUE_BYTES || size.saturating_mul(count.into()) > MAX_BYTES {
-        return Err(format!("{count} values of {size} bytes, allowed is 1 to {MAX_VALUE_BYTES} bytes and {MAX_BYTES} in all"));
+        return Err(format!(
+            "{count} values of {size} bytes, allowed is 1 to {MAX_VALUE_BYTES} bytes and {MAX_BYTES} in all"
+        ));
     }
     if count == 0 || batch == 0 || batch as usize > MAX_OBJECTS {
         return Err(format!("count {count} and batch {batch}, allowed is at least 1, and {MAX_OBJECTS} for a batch"));
@@ -114,12 +116,8 @@ impl Bench<'_> {
             extent: item.key.to_vec().into(),
             ..Offer::default()
         });
-        let first = PutRequest {
-            version: *VERSIONS.end(),
-            tenant: self.cluster.tenant,
-            offers: offers.collect(),
-            piece: None,
-        };
+        let first =
+            PutRequest { version: *VERSIONS.end(), tenant: self.cluster.tenant, offers: offers.collect(), piece: None };
         let gone = |_| Status::cancelled("the stream ended");
         send.send(first).await.map_err(gone)?;
         let request = self.cluster.request(ReceiverStream::new(receive));
@@ -159,13 +157,10 @@ impl Bench<'_> {
 
     /// How many were found, and how many of them were what had been put.
     async fn get(&self, node: usize, items: &[Item]) -> Result<(u64, u64), Status> {
-        let request = GetRequest {
-            version: *VERSIONS.end(),
-            tenant: self.cluster.tenant,
-            piece_bytes: 0,
-            runs: runs(items),
-        };
-        let mut replies = self.cluster.peers[node].client.clone().get(self.cluster.request(request)).await?.into_inner();
+        let request =
+            GetRequest { version: *VERSIONS.end(), tenant: self.cluster.tenant, piece_bytes: 0, runs: runs(items) };
+        let mut replies =
+            self.cluster.peers[node].client.clone().get(self.cluster.request(request)).await?.into_inner();
         let (mut found, mut equal, mut same) = (0, 0, true);
         while let Some(reply) = replies.message().await? {
             let Some(piece) = reply.piece else { continue };

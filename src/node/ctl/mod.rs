@@ -71,7 +71,10 @@ impl Cluster {
         let mut named = nodes.iter().map(|text| parse(text)).collect::<Result<Vec<_>, _>>()?;
         named.sort_by(|(a, _), (b, _)| a.name.cmp(&b.name));
         Ok(Cluster {
-            peers: named.into_iter().map(|(node, address)| Peer::new(node, address, deadline)).collect::<Result<_, _>>()?,
+            peers: named
+                .into_iter()
+                .map(|(node, address)| Peer::new(node, address, deadline))
+                .collect::<Result<_, _>>()?,
             buckets,
             tenant,
             deadline,
@@ -119,7 +122,8 @@ impl Peer {
 
 /// `name=address` or `name=address*weight`.
 fn parse(text: &str) -> Result<(ring::Node, Address), String> {
-    let bad = || format!("node {text:?}: allowed is name=host:port or name=unix:/path, with *weight where weights differ");
+    let bad =
+        || format!("node {text:?}: allowed is name=host:port or name=unix:/path, with *weight where weights differ");
     let (name, rest) = text.split_once('=').ok_or_else(bad)?;
     let (address, weight) = match rest.rsplit_once('*') {
         Some((address, weight)) => (address, weight.parse().map_err(|_| bad())?),

@@ -61,7 +61,8 @@ pub async fn verify(cluster: &Cluster, objects: &[String], json: bool) -> Result
     let text = if json {
         json!({"asked": total, "sound": sound, "dropped": dropped, "missing": missing, "failed": failed}).to_string()
     } else {
-        let mut lines = vec![format!("{total} objects: {sound} sound, {dropped} damaged and dropped, {missing} missing")];
+        let mut lines =
+            vec![format!("{total} objects: {sound} sound, {dropped} damaged and dropped, {missing} missing")];
         lines.extend(failed);
         lines.join("\n")
     };
