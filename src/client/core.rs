@@ -164,9 +164,12 @@ pub fn machine() -> Option<Vec<u8>> {
     bytes.collect::<Option<Vec<u8>>>().filter(|b| b.len() == 16)
 }
 
+/// A node, and the positions of the arguments that it is asked for with their buckets.
+pub type Asked<'c> = (&'c Arc<Node>, Vec<(usize, u32)>);
+
 /// Positions of a call's arguments, by the node that is asked for them; each node's in the order of the call.
 pub struct Groups<'c> {
-    nodes: Vec<(&'c Arc<Node>, Vec<(usize, u32)>)>,
+    nodes: Vec<Asked<'c>>,
     index: HashMap<usize, usize>,
 }
 
@@ -191,7 +194,7 @@ impl<'c> Groups<'c> {
     }
 
     /// Nodes and their positions.
-    pub fn into_nodes(self) -> Vec<(&'c Arc<Node>, Vec<(usize, u32)>)> {
+    pub fn into_nodes(self) -> Vec<Asked<'c>> {
         self.nodes
     }
 }

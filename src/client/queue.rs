@@ -21,11 +21,14 @@ const OVERHEAD: usize = 512;
 /// Most objects taken from a queue at once.
 const TAKEN: usize = 256;
 
+/// A node, and what waits to be sent to it.
+type Line = (Weak<Node>, mpsc::UnboundedSender<Waiting>);
+
 /// See the head of this file.
 pub struct Queue {
     shared: Arc<Shared>,
     buffers: Buffers,
-    nodes: Mutex<HashMap<usize, (Weak<Node>, mpsc::UnboundedSender<Waiting>)>>,
+    nodes: Mutex<HashMap<usize, Line>>,
 }
 
 struct Shared {

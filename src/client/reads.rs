@@ -48,10 +48,10 @@ impl Core {
             let masks = &presence.masks[starts[i]..starts[i] + run.keys.len()];
             let route = cluster.route(&run.extent);
             // A run that was held back has asked the owner before already.
-            if let (Some(before), false) = (route.before, route.held_back || route.now.is_none()) {
-                if masks.iter().any(|m| m & want != want) {
-                    second.add(before, i, route.bucket);
-                }
+            if let (Some(before), false) = (route.before, route.held_back || route.now.is_none())
+                && masks.iter().any(|m| m & want != want)
+            {
+                second.add(before, i, route.bucket);
             }
         }
         self.exists_round(runs, &starts, second, lease_ms, deadline, &mut presence).await;

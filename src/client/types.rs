@@ -250,7 +250,7 @@ pub(super) struct Fill {
 impl Fill {
     /// The next bytes. What lies beyond the room is counted, not copied; the caller has refused such a value.
     pub fn push(&mut self, into: &mut Destination<'_>, mut bytes: &[u8]) {
-        if self.at % CHUNK_BYTES as u64 == 0 {
+        if self.at.is_multiple_of(CHUNK_BYTES as u64) {
             self.crc = 0;
         }
         self.at += bytes.len() as u64;

@@ -233,7 +233,7 @@ impl NodeConfig {
         within("limits.stall in milliseconds", l.stall.0.as_millis() as u64, 100, 3_600_000)?;
         within("memory.max_lease in milliseconds", self.memory.max_lease.0.as_millis() as u64, 1, 3_600_000)?;
         for token in &self.tokens {
-            if token.all_tenants == !token.tenants.is_empty() {
+            if token.all_tenants != token.tenants.is_empty() {
                 return Err(format!(
                     "token {} has {} tenants and all_tenants = {}, allowed is one of the two",
                     token.file.display(),

@@ -187,7 +187,9 @@ where
         0 => MAX_PIECE_BYTES,
         n if PIECE_BYTES.contains(&n) => n as usize,
         n => {
-            return Err(Status::invalid_argument(format!("piece_bytes is {n}, allowed is 0 or one of {PIECE_BYTES:?}")));
+            return Err(Status::invalid_argument(format!(
+                "piece_bytes is {n}, allowed is 0 or one of {PIECE_BYTES:?}"
+            )));
         }
     };
     let ids = unary::objects(&message.runs)?;

@@ -343,9 +343,11 @@ mod tests {
         }
     }
 
+    type Way = fn(&mut [u8], &[u8]) -> u32;
+
     /// The copy as it is used, and the ways that this processor has besides.
-    fn ways() -> Vec<fn(&mut [u8], &[u8]) -> u32> {
-        let mut ways: Vec<fn(&mut [u8], &[u8]) -> u32> = vec![copy_crc32c];
+    fn ways() -> Vec<Way> {
+        let mut ways: Vec<Way> = vec![copy_crc32c];
         #[cfg(target_arch = "x86_64")]
         if std::is_x86_feature_detected!("sse4.2") && std::is_x86_feature_detected!("avx2") {
             // SAFETY: the processor has the features, and both slices have the length of the source.

@@ -61,7 +61,7 @@ impl Mapping {
 
     /// The word at `at`, which is a multiple of 8 and lies within the file. Reads before this call come before it.
     pub fn word(&self, at: u64) -> u64 {
-        assert!(at % 8 == 0 && at + 8 <= self.id.bytes, "checked when the answer was read");
+        assert!(at.is_multiple_of(8) && at + 8 <= self.id.bytes, "checked when the answer was read");
         fence(Ordering::Acquire);
         // SAFETY: within the mapping and aligned, as asserted; the node writes words at once.
         let word = unsafe { &*self.base.add(at as usize).cast::<AtomicU64>() };

@@ -59,7 +59,7 @@ pub enum Fault {
 pub struct FakeNode {
     pub name: String,
     pub fault: Mutex<Fault>,
-    pub values: Mutex<HashMap<([u8; 32], u8), Vec<u8>>>,
+    pub values: Mutex<HashMap<Named, Vec<u8>>>,
     /// Calls seen, and connections.
     pub seen: Mutex<HashMap<String, usize>>,
     pub piece_bytes: usize,
@@ -245,7 +245,7 @@ impl FakeNode {
         out.send_data(reply.freeze(), false)
     }
 
-    async fn get(&self, ids: Vec<([u8; 32], u8)>, out: &mut SendStream<Body>) -> std::result::Result<(), h2::Error> {
+    async fn get(&self, ids: Vec<Named>, out: &mut SendStream<Body>) -> std::result::Result<(), h2::Error> {
         let fault = *self.fault.lock().unwrap();
         for (index, id) in ids.iter().enumerate() {
             let held = self.values.lock().unwrap().get(id).cloned();
@@ -266,7 +266,7 @@ impl FakeNode {
             for (n, data) in value.chunks(self.piece_bytes).enumerate() {
                 let offset = (n * self.piece_bytes) as u64 + u64::from(fault == Fault::Shift);
                 let end = n * self.piece_bytes + data.len();
-                let ends = end as u64 == length || end % CHUNK_BYTES == 0;
+                let ends = end as u64 == length || end.is_multiple_of(CHUNK_BYTES);
                 let head = PieceHead {
                     index: index as u32,
                     length: if n == 0 { length } else { 0 },
@@ -365,8 +365,11 @@ async fn next_message(body: &mut RecvStream, held: &mut BytesMut) -> std::result
     }
 }
 
+/// Fake nodes by their names.
+pub type Pair = HashMap<String, Arc<FakeNode>>;
+
 /// Nodes "a" and "b" on pipes, and a client of them.
-pub fn pipes(config: ClientConfig) -> Result<(HashMap<String, Arc<FakeNode>>, Arc<Core>)> {
+pub fn pipes(config: ClientConfig) -> Result<(Pair, Arc<Core>)> {
     let node = |name: &str| FakeNode {
         name: name.to_string(),
         fault: Mutex::default(),

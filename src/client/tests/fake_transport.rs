@@ -32,7 +32,7 @@ pub enum Mood {
 #[derive(Default)]
 pub struct FakeNode {
     pub mood: Mutex<Mood>,
-    pub values: Mutex<HashMap<([u8; 32], u8), Vec<u8>>>,
+    pub values: Mutex<HashMap<Named, Vec<u8>>>,
     /// Names of the calls it has seen.
     pub calls: Mutex<Vec<&'static str>>,
     /// Objects of touches in the order of the wire.
@@ -75,7 +75,7 @@ impl FakeNode {
 /// The transport of a fake node.
 pub struct Fake(pub Arc<FakeNode>);
 
-fn ids(runs: &[v1::ObjectRun]) -> Vec<([u8; 32], u8)> {
+fn ids(runs: &[v1::ObjectRun]) -> Vec<Named> {
     crate::rpc::ids::objects(runs, usize::MAX).expect("the client packs ids as it should")
 }
 

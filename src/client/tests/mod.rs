@@ -13,6 +13,9 @@ mod reply;
 
 use super::*;
 
+/// Chain key and part.
+pub type Named = ([u8; 32], u8);
+
 /// An object whose name follows from a number, in an extent of its own.
 pub fn id(number: u64) -> ObjectId {
     id_in(number, number)
