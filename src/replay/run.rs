@@ -5,6 +5,7 @@ use crate::cache::{Cache, MAX_TOKENS, SeqId};
 use crate::error::{Error, Result};
 use crate::policy::{PolicyKind, Retention};
 use crate::replay::capacity::{Capacity, KvBytes, Pools};
+use crate::replay::keys::KeyBook;
 use crate::replay::tokens;
 use crate::replay::trace::{Header, Skipped, TraceReader, TraceRequest};
 use std::path::Path;
@@ -267,7 +268,8 @@ fn begin(
         options.chunk,
         totals.unique_tokens,
     )?;
-    let engine = Engine::new(options, pools)?;
+    let pages = totals.unique_tokens / u64::from(options.page_size);
+    let engine = Engine::new(options, pools, KeyBook::new(pages, options.page_size, block / options.page_size))?;
     let mut reader = open()?.skip_bad(options.skip_bad);
     // What the first pass refused for its ids is not seen otherwise.
     if totals.skipped.ids > 0 {
@@ -298,6 +300,7 @@ fn check(options: &Options) -> Result<()> {
 /// A serving engine that computes nothing: it drives the core one request after another.
 struct Engine {
     cache: Cache,
+    keys: KeyBook,
     /// With it requests overlap.
     clock: Option<Clock>,
     page: u64,
@@ -315,7 +318,7 @@ struct Engine {
 }
 
 impl Engine {
-    fn new(options: &Options, pools: Pools) -> Result<Self> {
+    fn new(options: &Options, pools: Pools, keys: KeyBook) -> Result<Self> {
         let (page, chunk) = (u64::from(options.page_size), u64::from(options.chunk));
         let cache = Cache::new(CacheConfig {
             page_size: options.page_size,
@@ -341,6 +344,7 @@ impl Engine {
             if pools.swa_pages == 0 { 0 } else { (u64::from(options.kv.window) + chunk).div_ceil(page) + 2 };
         Ok(Engine {
             cache,
+            keys,
             clock: options.service.map(Clock::new).transpose()?,
             page,
             chunk,
@@ -381,11 +385,13 @@ impl Engine {
         if head == 0 {
             return Ok(());
         }
+        let mut waiting = self.cache.request(prompt, RequestOptions::default())?;
+        let keys = self.keys.keys(*waiting.root_key(), &request.blocks, waiting.tokens());
+        waiting.set_keys(keys);
         if self.clock.is_some() {
-            return self.serve_overlapping(request, prompt, head);
+            return self.serve_overlapping(request, waiting, head);
         }
         self.cache.set_now(request.t_ms);
-        let mut waiting = self.cache.request(prompt, RequestOptions::default())?;
         let seq = self.cache.open(&mut waiting, 0)?;
         let report = self.cache.report(seq)?;
         let mut at = self.cache.info(seq)?.committed;
