@@ -223,14 +223,14 @@ impl Cache {
         tree.history.arrive(tree.now);
         let query = self.seqs[index].query();
         let evicted = (self.seqs[index].report.misses.evicted / page) as u32;
-        tree.came_back(node, query, p, evicted);
+        let back = p + tree.came_back(node, query, p, evicted);
         let arrival = tree.arrival(node, p);
         let prompt_end = self.seqs[index].prompt_end;
         let turn = if q > 0 { tree.refresh(node, q, prompt_end) } else { 0 };
         let seq = &mut self.seqs[index];
         (seq.root, seq.lease, seq.leased, seq.published) = (root, slot, p, q);
         (seq.arrival, seq.found, seq.settled) = (arrival, None, false);
-        seq.back = p + evicted;
+        seq.back = back;
         seq.user = tree.history.user(&arrival, seq.prompt_end, tree.page);
         if tree.has_full {
             let total = (seq.tokens.len() as u64 + credit).div_ceil(page);
