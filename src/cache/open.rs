@@ -4,7 +4,7 @@ use super::moves::PendingCopy;
 use super::sequence::{Seq, SwaHold};
 use super::{Cache, Group, MAX_TOKENS, Match, MtpRebuild, PageCopy, Report, Request, SeqId, base_quota};
 use crate::error::{Error, Result};
-use crate::key::{Key, Span};
+use crate::key::{Key, PageKeys, Span};
 use crate::policy::{Arrival, NIL, User, kind};
 use crate::pool::{Hold, NONE};
 use crate::tree::{Cursor, Query, Tree, WalkPlace};
@@ -33,14 +33,19 @@ impl Cache {
                 allowed: "one from a new request",
             });
         }
-        let query = Query { tokens: &req.tokens, spans: &req.options.spans };
+        let query = Query::new(&req.tokens, &req.options.spans);
         let found = self.find(&req.base, &req.weights, &req.options.key, query, &mut req.cursor);
         self.admit(&found, req.tokens.len() as u64, credit)?;
         let len = req.tokens.len() as u64;
         let pages = (len / self.page()) as u32;
         let key = self.tree.current_key(&req.base, &req.weights, &req.options.key);
         let root = found.root.unwrap_or_else(|| self.tree.ensure_root(key));
-        let report = self.report_of(root, query, found.place, found.usable);
+        if !req.keys.is_below(&key) {
+            req.keys = PageKeys::default();
+        }
+        let query = req.query();
+        let (report, made) = self.report_of(root, query, found.place, found.usable);
+        let keys = if req.keys.end() > made.end() { std::mem::take(&mut req.keys) } else { made };
         req.opened = true;
         self.next_generation = self.next_generation.wrapping_add(1);
         let generation = self.next_generation;
@@ -81,6 +86,7 @@ impl Cache {
             moves: SmallVec::new(),
             branch: 0,
             report,
+            keys,
             arrival: Arrival::default(),
             back: 0,
             found: None,
@@ -105,8 +111,10 @@ impl Cache {
         self.admit(&found, seq.tokens.len() as u64, credit)?;
         let key = self.tree.current_key(&seq.base, &seq.weights, &seq.key);
         let root = found.root.unwrap_or_else(|| self.tree.ensure_root(key));
-        let report = self.report_of(root, self.seqs[id.index].query(), found.place, found.usable);
+        self.seqs[id.index].keys = PageKeys::default();
+        let (report, made) = self.report_of(root, self.seqs[id.index].query(), found.place, found.usable);
         let seq = &mut self.seqs[id.index];
+        seq.keys = made;
         seq.cursor = cursor;
         seq.parked = false;
         seq.prompt = seq.tokens.len() as u64;
@@ -213,16 +221,16 @@ impl Cache {
         let ids: SmallVec<[u32; 8]> = window.iter().map(|&s| tree.slots.swa(s)).collect();
         ids.iter().for_each(|&id| tree.lease_swa(id));
         tree.history.arrive(tree.now);
-        let query = Query { tokens: &self.seqs[index].tokens, spans: &self.seqs[index].spans };
+        let query = self.seqs[index].query();
         let evicted = (self.seqs[index].report.misses.evicted / page) as u32;
-        tree.came_back(node, query, p, evicted);
+        let back = p + tree.came_back(node, query, p, evicted);
         let arrival = tree.arrival(node, p);
         let prompt_end = self.seqs[index].prompt_end;
         let turn = if q > 0 { tree.refresh(node, q, prompt_end) } else { 0 };
         let seq = &mut self.seqs[index];
         (seq.root, seq.lease, seq.leased, seq.published) = (root, slot, p, q);
         (seq.arrival, seq.found, seq.settled) = (arrival, None, false);
-        seq.back = p + evicted;
+        seq.back = back;
         seq.user = tree.history.user(&arrival, seq.prompt_end, tree.page);
         if tree.has_full {
             let total = (seq.tokens.len() as u64 + credit).div_ceil(page);
@@ -291,11 +299,11 @@ impl Cache {
         spans: &[Span],
     ) -> (Option<(u32, WalkPlace)>, Report) {
         let base = self.base_key(key);
-        let query = Query { tokens, spans };
+        let query = Query::new(tokens, spans);
         let found = self.find(&base, &self.weights, key, query, &mut Cursor::default());
         match found.root {
             Some(root) => {
-                let report = self.report_of(root, query, found.place, found.usable);
+                let (report, _) = self.report_of(root, query, found.place, found.usable);
                 (Some((root, found.place)), report)
             }
             None => {
@@ -325,5 +333,56 @@ impl Tree {
             at = n.parent;
             upto = self.nodes[at].len;
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cache::{CacheConfig, RequestOptions};
+    use crate::policy::{PolicyKind, Retention};
+
+    /// Opens and computes a prompt of two pages and a token, whose known keys are of the given namespace, and of nothing
+    /// that was ever hashed. To use one of them is an assertion's fault.
+    fn serve_with_false_keys(clear: bool) {
+        let mut cache = Cache::new(CacheConfig {
+            page_size: 4,
+            window: 0,
+            n_mtp: 0,
+            full_pages: 8,
+            swa_pages: 0,
+            scratch_pages: 0,
+            retention: Retention::default(),
+            policy: PolicyKind::Lru,
+            event_capacity: 0,
+            ghost_pages: 0,
+            fingerprint: [0; 32],
+            seed: 0,
+            max_pinned_pages: 0,
+        })
+        .expect("a valid layout");
+        let mut request = cache.request((0..9).collect(), RequestOptions::default()).expect("a valid prompt");
+        request.set_keys(PageKeys::new(*request.root_key(), 0, vec![[9; 32]; 2]));
+        if clear {
+            cache.clear(None);
+        }
+        let seq = cache.open(&mut request, 0).expect("room for it");
+        cache.reserve(seq, 9).expect("room for it");
+        cache.commit(seq, 9, &[]).expect("a valid commit");
+        cache.finish(seq).expect("an open sequence");
+        let found = cache.match_tokens(&(0..9).collect::<Vec<_>>(), &Key::default(), &[]).expect("a valid prompt");
+        assert_eq!(found.usable, 8);
+    }
+
+    #[test]
+    fn keys_of_another_namespace_are_not_used() {
+        serve_with_false_keys(true);
+    }
+
+    #[test]
+    #[cfg(debug_assertions)]
+    #[should_panic(expected = "the known key of page 0 is another one")]
+    fn known_keys_are_used() {
+        serve_with_false_keys(false);
     }
 }

@@ -14,6 +14,7 @@
 pub mod blocks;
 pub mod capacity;
 pub mod ids;
+mod keys;
 pub mod lineage;
 pub mod optimum;
 pub mod run;

@@ -5,6 +5,7 @@ use crate::cache::{Cache, MAX_TOKENS, SeqId};
 use crate::error::{Error, Result};
 use crate::policy::{PolicyKind, Retention};
 use crate::replay::capacity::{Capacity, KvBytes, Pools};
+use crate::replay::keys::KeyBook;
 use crate::replay::tokens;
 use crate::replay::trace::{Header, Skipped, TraceReader, TraceRequest};
 use std::path::Path;
@@ -19,8 +20,9 @@ use overlap::{Clock, Service};
 pub const MAX_CHUNK: u32 = 1 << 24;
 /// Requests between two calls of the progress function.
 const PROGRESS_EVERY: u64 = 64;
-/// Most dropped pages that the core remembers.
-const MAX_GHOSTS: u32 = 1 << 28;
+/// Fewest and most dropped pages that the core remembers, to tell evicted from never seen: in a pool that thrashes a
+/// single request drops as many pages as are cached.
+const GHOSTS: (u32, u32) = (1 << 20, 1 << 28);
 
 /// What to replay a trace through.
 #[derive(Debug, Clone)]
@@ -267,7 +269,8 @@ fn begin(
         options.chunk,
         totals.unique_tokens,
     )?;
-    let engine = Engine::new(options, pools)?;
+    let pages = totals.unique_tokens / u64::from(options.page_size);
+    let engine = Engine::new(options, pools, KeyBook::new(pages, options.page_size, block / options.page_size))?;
     let mut reader = open()?.skip_bad(options.skip_bad);
     // What the first pass refused for its ids is not seen otherwise.
     if totals.skipped.ids > 0 {
@@ -298,6 +301,7 @@ fn check(options: &Options) -> Result<()> {
 /// A serving engine that computes nothing: it drives the core one request after another.
 struct Engine {
     cache: Cache,
+    keys: KeyBook,
     /// With it requests overlap.
     clock: Option<Clock>,
     page: u64,
@@ -315,7 +319,7 @@ struct Engine {
 }
 
 impl Engine {
-    fn new(options: &Options, pools: Pools) -> Result<Self> {
+    fn new(options: &Options, pools: Pools, keys: KeyBook) -> Result<Self> {
         let (page, chunk) = (u64::from(options.page_size), u64::from(options.chunk));
         let cache = Cache::new(CacheConfig {
             page_size: options.page_size,
@@ -328,7 +332,7 @@ impl Engine {
             retention: options.retention.clone(),
             policy: options.policy,
             event_capacity: 0,
-            ghost_pages: pools.full_pages.saturating_mul(2).min(MAX_GHOSTS),
+            ghost_pages: pools.full_pages.saturating_mul(2).clamp(GHOSTS.0, GHOSTS.1),
             fingerprint: [0; 32],
             seed: options.seed,
             max_pinned_pages: 0,
@@ -341,6 +345,7 @@ impl Engine {
             if pools.swa_pages == 0 { 0 } else { (u64::from(options.kv.window) + chunk).div_ceil(page) + 2 };
         Ok(Engine {
             cache,
+            keys,
             clock: options.service.map(Clock::new).transpose()?,
             page,
             chunk,
@@ -381,11 +386,13 @@ impl Engine {
         if head == 0 {
             return Ok(());
         }
+        let mut waiting = self.cache.request(prompt, RequestOptions::default())?;
+        let keys = self.keys.keys(*waiting.root_key(), &request.blocks, waiting.tokens());
+        waiting.set_keys(keys);
         if self.clock.is_some() {
-            return self.serve_overlapping(request, prompt, head);
+            return self.serve_overlapping(request, waiting, head);
         }
         self.cache.set_now(request.t_ms);
-        let mut waiting = self.cache.request(prompt, RequestOptions::default())?;
         let seq = self.cache.open(&mut waiting, 0)?;
         let report = self.cache.report(seq)?;
         let mut at = self.cache.info(seq)?.committed;
