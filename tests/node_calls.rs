@@ -97,7 +97,7 @@ fn pieces(index: u32, value: &[u8], piece_bytes: usize) -> Vec<PutRequest> {
     for (n, data) in value.chunks(piece_bytes).enumerate() {
         let offset = n * piece_bytes;
         let end = offset + data.len();
-        let ends = end == value.len() || end % CHUNK == 0;
+        let ends = end == value.len() || end.is_multiple_of(CHUNK);
         let crc = ends.then(|| crc32c::crc32c(&value[offset / CHUNK * CHUNK..end]));
         let data = Bytes::copy_from_slice(data);
         let piece = Piece { index, offset: offset as u64, crc32c: crc, data, ..Piece::default() };

@@ -227,7 +227,9 @@ def test_a_reader_that_does_not_read_is_cut(node: RunningNode) -> None:
     with connect([node.address], tenant=9, deadline=20) as client:
         ids = [object_of("slow", i) for i in range(8)]
         client.put([PutItem(i, value_of(2 << 20, i)) for i in ids])
-        with grpc.insecure_channel(node.tcp, options=[("grpc.use_local_subchannel_pool", 1)]) as channel:
+        # A window that does not grow: else the channel itself may read all there is.
+        options = [("grpc.use_local_subchannel_pool", 1), ("grpc.http2.bdp_probe", 0)]
+        with grpc.insecure_channel(node.tcp, options=options) as channel:
             request = pb.GetRequest(version=1, tenant=9, runs=objects(*(i.key + b"\0" for i in ids)))
             replies = GCacheStub(channel).Get(request, timeout=60)
             next(replies)

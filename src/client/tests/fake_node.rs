@@ -1,6 +1,6 @@
 //! A node that speaks the contract over a pipe in memory, and faults of many kinds on the way.
 
-use super::value;
+use super::{Named, value};
 use crate::client::*;
 use crate::error::Result;
 use crate::member::{Address, Fixed};

@@ -1,6 +1,6 @@
 //! A node in memory behind the transport trait: what the client makes of calls, without any wire.
 
-use super::value;
+use super::{Named, value};
 use crate::client::*;
 use crate::error::Result;
 use crate::member::{Fixed, Member, Membership, NodeList, View};
