@@ -51,8 +51,8 @@ fn read_all(store: &Store) -> u64 {
 fn flip(seed: u64, structure: u64, mut at: impl FnMut(u64, u8)) {
     for n in 0..1 + mix(seed, 0) % 4 {
         let random = mix(seed, 10 + n);
-        let end = if random % 4 > 0 { structure } else { SIZE };
-        at(mix(seed, 20 + n) % end, 1 << (random >> 32) % 8);
+        let end = if !random.is_multiple_of(4) { structure } else { SIZE };
+        at(mix(seed, 20 + n) % end, 1 << ((random >> 32) % 8));
     }
 }
 
