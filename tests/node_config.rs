@@ -38,7 +38,9 @@ fn the_environment_and_flags_override_the_file() {
 
 #[test]
 fn what_is_wrong_is_named() {
-    let cases: &[(&str, &[(&str, &str)], &str)] = &[
+    // The file, what overrides it, and words of the sentence.
+    type Case = (&'static str, &'static [(&'static str, &'static str)], &'static str);
+    let cases: &[Case] = &[
         ("", &[], "missing field `name`"),
         ("name = ", &[], "TOML parse error"),
         (FEW, &[("colour", "red")], "unknown field `colour`"),

@@ -284,7 +284,7 @@ fn a_reader_notices_that_the_slot_was_reused() {
     assert_eq!(copy, value(1, 300_000));
     assert_eq!(reader.copy(&at, &[crcs[0] ^ 1], &mut copy), Err(ReadFault::Damaged));
     for bad in [
-        SharedRef { offset: u64::MAX & !4095, ..at },
+        SharedRef { offset: !4095, ..at },
         SharedRef { offset: at.offset + 8, ..at },
         SharedRef { len: 299_999, ..at },
         SharedRef { offset: (4 << 20) - 4096, ..at },

@@ -63,7 +63,11 @@ class _One:
     """A call with one answer, not made yet."""
 
     def __init__(self, call: Any, request: Any) -> None:
-        self.result = lambda: call(request, timeout=20)
+        self._call, self._request = call, request
+
+    def result(self) -> None:
+        """Makes it."""
+        self._call(self._request, timeout=20)
 
 
 def refused(call: Any, code: grpc.StatusCode, words: str) -> None:
