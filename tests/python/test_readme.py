@@ -32,9 +32,9 @@ def run(command: list[str], cwd: Path) -> subprocess.CompletedProcess[str]:
 
 def test_every_shell_block_is_covered() -> None:
     """A new block needs a test of its own kind here."""
-    words = ("make ", "mimo-cache generate", "mimo-cache replay")
+    words = ("make ", "mimo-cache generate", "mimo-cache gcache", "mimo-cache replay")
     kinds = [next((w.split()[-1] for w in words if w in b), "?") for b in blocks("sh")]
-    assert kinds == ["make", "make", "generate", "replay"]
+    assert kinds == ["make", "make", "generate", "gcache", "replay"]
 
 
 @pytest.mark.slow
@@ -60,6 +60,11 @@ def test_replay_of_the_printed_trace(tmp_path: Path) -> None:
     result = json.loads(out.splitlines()[-1])
     assert result["ceiling"] == pytest.approx(100 / 220, abs=1e-6)
     assert result["token_hit_rate"] == pytest.approx(100 / 220, abs=1e-6)
+
+
+def test_the_drill_is_the_one_that_is_tested() -> None:
+    """`test_gcache_drill.py` runs it."""
+    assert ".venv/bin/mimo-cache gcache drill\n" in blocks("sh")
 
 
 def test_generate_as_printed(tmp_path: Path) -> None:
