@@ -200,7 +200,7 @@ impl Cache {
             let logical = from + i as u32;
             let page = seq.own.pop_front().expect("a page for every position");
             let used = u64::from(tree.full.private()) + tree.leased_full() + self.promised;
-            if matches!(when, When::Decode | When::Fork) && used <= u64::from(tree.full.total()) {
+            if matches!(when, When::Decode | When::Fork) && used <= u64::from(tree.full.usable()) {
                 seq.duplicates.push(Duplicate { index: logical, page });
             } else {
                 seq.table[logical as usize] = tree.slots.full(slot);
@@ -216,7 +216,7 @@ impl Cache {
         let tree = &mut self.tree;
         let seq = &mut self.seqs[index];
         let node = seq.node(tree);
-        while u64::from(tree.full.private()) + tree.leased_full() + self.promised > u64::from(tree.full.total()) {
+        while u64::from(tree.full.private()) + tree.leased_full() + self.promised > u64::from(tree.full.usable()) {
             let Some(d) = seq.duplicates.pop() else { break };
             seq.table[d.index as usize] = tree.slots.full(tree.slot_above(node, d.index));
             seq.version += 1;
@@ -296,7 +296,7 @@ impl Cache {
         }
         let at = *slots.last().expect("a window has a page");
         let turn = self.seqs[index].report.turn;
-        self.tree.add_checkpoint(Checkpoint { slot: at, end, kinds, matched: false, turn, pages, pins: 0, tenant });
+        self.tree.add_checkpoint(Checkpoint { slot: at, end, kinds, matched: false, turn, pages, pins: 0, tenant, entered: 0 });
         let sup = self.config.retention.sup;
         if sup > 0 && kinds & (kind::PROMPT_END | kind::SEQ_END) != 0 {
             self.tree.supersede(node, end, sup);

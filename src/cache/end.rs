@@ -43,6 +43,7 @@ impl Cache {
         seq.parked = true;
         self.parked += 1;
         self.rebalance();
+        self.settle_split();
         self.tree.settle();
         Ok(())
     }
@@ -65,6 +66,7 @@ impl Cache {
         }
         self.seqs.remove(id.index);
         self.rebalance();
+        self.settle_split();
         self.tree.settle();
     }
 

@@ -5,7 +5,7 @@ use super::{Cache, CheckpointInfo, Explanation, Match, Misses, PoolStats, Report
 use crate::error::{Error, Result};
 use crate::key::{Key, Span, page_key, page_spans, validate_spans};
 use crate::policy::{NIL, kind};
-use crate::tree::{Query, WalkPlace};
+use crate::tree::{MissedEnds, Query, WalkPlace};
 
 /// Checkpoints listed in an explanation.
 const LISTED: usize = 64;
@@ -26,6 +26,18 @@ impl Misses {
 impl Cache {
     /// The report of a lookup that ended at `place` with `usable` pages.
     pub(super) fn report_of(&self, root: u32, query: Query<'_>, place: WalkPlace, usable: u32) -> Report {
+        self.report_and_ends(root, query, place, usable).0
+    }
+
+    /// The same, and which boundaries after the match a chunk more would have kept.
+    pub(super) fn report_and_ends(
+        &self,
+        root: u32,
+        query: Query<'_>,
+        place: WalkPlace,
+        usable: u32,
+    ) -> (Report, MissedEnds) {
+        let mut ends = MissedEnds::default();
         let page = self.page();
         let n = query.tokens.len() as u64;
         let whole = n / page;
@@ -43,25 +55,34 @@ impl Cache {
                 0 => self.tree.roots[root].key,
                 _ => *self.tree.slots.key(self.tree.slot_above(place.node, place.depth - 1)),
             };
-            let evicted = self.evicted_run(parent, query, place.depth, rest);
+            let evicted = self.evicted_run(parent, query, place.depth, rest, &mut ends);
             misses.evicted = evicted * page;
             rest -= evicted;
             // Another sequence works on the pages right after its lease; those that were evicted before count as such.
             let flying = self.in_flight_run(place, query).saturating_sub(evicted).min(rest);
             misses.in_flight = flying * page;
             rest -= flying;
-            if self.tree.has_full && whole > u64::from(self.config.full_pages) {
-                misses.capacity = rest.min(whole - u64::from(self.config.full_pages)) * page;
+            let most = u64::from(self.tree.full.usable());
+            if self.tree.has_full && whole > most {
+                misses.capacity = rest.min(whole - most) * page;
             }
             misses.never_seen = rest * page - misses.capacity;
         }
         let matched = Match { full_kv_match: p * page, usable: q * page };
-        Report { prompt_tokens: n, matched, promised: q * page, delivered: q * page, misses, turn: 1 }
+        let report = Report { prompt_tokens: n, matched, promised: q * page, delivered: q * page, misses, turn: 1 };
+        (report, ends)
     }
 
     /// Pages from `from` on that the ghosts remember. They were dropped deepest first, so that the first page that is
     /// not remembered ends the run.
-    fn evicted_run(&self, mut parent: [u8; 32], query: Query<'_>, from: u32, most: u64) -> u64 {
+    fn evicted_run(
+        &self,
+        mut parent: [u8; 32],
+        query: Query<'_>,
+        from: u32,
+        most: u64,
+        ends: &mut MissedEnds,
+    ) -> u64 {
         let size = self.config.page_size as usize;
         for i in 0..most {
             let page = u64::from(from) + i;
@@ -69,6 +90,9 @@ impl Cache {
             parent = page_key(&parent, tokens, page_spans(query.spans, page, size as u32));
             if self.tree.ghosts.dropped_ago(&parent).is_none() {
                 return i;
+            }
+            if let Some(margin) = &self.tree.margin {
+                margin.note_missed(&parent, page as u32 + 1, ends);
             }
         }
         most
@@ -213,12 +237,13 @@ impl Cache {
             checkpoints_evicted: t.counters.checkpoints,
             swa_evicted: t.counters.swa,
             tree_bytes: t.bytes(),
+            split: self.split_stats(),
         }
     }
 
     /// Every count and cross-reference, recomputed. O(everything); for tests and debugging.
     pub fn check_integrity(&self) -> Result<()> {
-        self.tree.check().and_then(|()| self.check_sequences()).map_err(Error::Integrity)
+        self.tree.check().and_then(|()| self.check_sequences()).and_then(|()| self.check_split()).map_err(Error::Integrity)
     }
 
     fn check_sequences(&self) -> std::result::Result<(), String> {
@@ -296,10 +321,10 @@ impl Cache {
         {
             return Err("SWA leases of sequences and of pages differ".into());
         }
-        if t.has_swa && u64::from(t.swa.private() + t.swa.cached()) - self.scratch_used > self.swa_share() {
+        if t.has_swa && u64::from(t.swa.private() + t.swa.cached()) - self.scratch_used > self.swa_share() + self.slack() {
             return Err("windows and checkpoints take more than their share of the SWA pool".into());
         }
-        let beyond = u64::from(t.full.private()) + t.leased_full() + self.promised > u64::from(t.full.total());
+        let beyond = u64::from(t.full.private()) + t.leased_full() + self.promised > u64::from(t.full.usable());
         if t.has_full && beyond {
             return Err("more full pages are promised than the pool can serve".into());
         }

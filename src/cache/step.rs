@@ -71,7 +71,7 @@ impl Cache {
         if tree.has_full {
             full = pages.saturating_sub(seq.table.len() as u64);
             let beyond = pages.saturating_sub(seq.budget.max(seq.table.len() as u64));
-            let counted = u64::from(tree.full.total()) - u64::from(tree.full.private()) - tree.leased_full();
+            let counted = u64::from(tree.full.usable()) - u64::from(tree.full.private()) - tree.leased_full();
             let there = u64::from(tree.full.free()) + tree.evictable_full();
             if beyond + self.promised > counted && beyond > 0 || full > there {
                 return Err(self.out_of_full(full));
@@ -212,7 +212,9 @@ impl Cache {
         let bucket = self.tree.fence.retire(step)?;
         bucket.full.into_iter().for_each(|p| self.tree.full.release(p));
         bucket.swa.into_iter().for_each(|p| self.tree.swa.release(p));
+        self.tree.settle_landing(None);
         self.tree.step_retired(bucket.nodes, bucket.swa_wait);
+        self.settle_split();
         self.tree.settle();
         Ok(())
     }

@@ -2,6 +2,8 @@
 
 use crate::key::{Key, Span};
 use crate::policy::{PolicyKind, Retention};
+use crate::cache::SplitStats;
+use crate::pool::Region;
 use smallvec::SmallVec;
 
 /// How a [`Cache`](crate::cache::Cache) is laid out. All sizes in tokens or pages.
@@ -33,6 +35,9 @@ pub struct CacheConfig {
     pub seed: u64,
     /// Soft-pinned full pages allowed at once.
     pub max_pinned_pages: u32,
+    /// Both pools live in one region, whose chunks change between them; `full_pages` and `swa_pages` are 0 then and
+    /// become the ids of all chunks. `None`: two pools of fixed size.
+    pub region: Option<Region>,
 }
 
 /// How a request is treated.
@@ -224,7 +229,7 @@ pub struct Commit<'a> {
 /// What a page pool holds, by state.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct PoolStats {
-    /// Usable ids (without the null page).
+    /// Pages there are now (without the null page); of a chunk that drains those that are not withdrawn yet.
     pub total: u64,
     /// On the free list.
     pub free: u64,
@@ -275,6 +280,8 @@ pub struct Stats {
     pub swa_evicted: u64,
     /// Bytes of the tree's own structures (estimate).
     pub tree_bytes: u64,
+    /// How the region is split; zeros without one.
+    pub split: SplitStats,
 }
 
 /// A 32-byte chain key.

@@ -4,9 +4,11 @@
 //! it when it is leased or gone. Parents are always inserted after their children, so an order by insertion is leaf
 //! first without further care.
 
+mod balance;
 mod lru;
 pub mod retention;
 
+pub use balance::{Balance, Worth};
 pub use lru::{LruList, NIL};
 pub use retention::{Retention, kind};
 

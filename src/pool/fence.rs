@@ -118,6 +118,11 @@ impl Fence {
         &mut self.running[i]
     }
 
+    /// The number that the next move will have.
+    pub fn next_move(&self) -> u64 {
+        self.next_move + 1
+    }
+
     /// Starts a move.
     pub fn start_move(&mut self, bucket: MoveBucket) -> u64 {
         self.next_move += 1;

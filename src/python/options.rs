@@ -51,6 +51,7 @@ pub(super) fn build(
         fingerprint,
         seed: args::int_or(options.seed, 0, "seed", 0, u64::MAX)?,
         max_pinned_pages: number(options.max_pinned_pages, u64::from(full_pages / 4), "max_pinned_pages")?,
+        region: None,
     };
     let weights = options.weights.map_or(Ok(Vec::new()), |w| args::name(w, "weights"))?;
     let made = py.detach(|| {

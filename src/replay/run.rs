@@ -255,6 +255,7 @@ impl Engine {
             fingerprint: [0; 32],
             seed: options.seed,
             max_pinned_pages: 0,
+            region: None,
         })?;
         let limit = match pools.full_pages {
             0 => MAX_TOKENS - 1,

@@ -18,7 +18,16 @@ impl Tree {
                 self.unpin_node(id);
                 continue;
             }
-            got += self.evict_tail(id, want - got);
+            // Victims from elsewhere than the order say nothing about its old end.
+            let entered = (self.order.victim() == Some(id)).then_some(self.nodes[id].entered);
+            let (before, cached) = (self.full.free(), self.full.cached());
+            self.evict_tail(id, want - got);
+            // What was still to be copied, or is in a chunk that drains, does not become free.
+            got += self.full.free() - before;
+            let dropped = cached - self.full.cached();
+            if let Some(margin) = &mut self.margin {
+                margin.full.dropped(u64::from(dropped), entered);
+            }
         }
         got
     }
@@ -77,6 +86,7 @@ impl Tree {
                 self.counters.checkpoints += 1;
                 self.drop_checkpoint(ckpt);
             }
+            self.note_dropped_end(slot, ckpt != NIL);
             self.ghosts.add(self.slots.key(slot));
             self.remove_tail(id);
             self.counters.full += 1;
@@ -100,8 +110,7 @@ impl Tree {
         let tenant = self.nodes[id].tenant;
         if full != 0 {
             let page = self.full.take_back(full);
-            let page = self.full.drop_cached(page);
-            self.full.release(page);
+            self.free_full(page);
             self.slots.set_full(slot, 0);
             self.count_tenant(tenant, -1, 0);
         }
@@ -158,10 +167,10 @@ impl Tree {
                     self.touch_ckpt(id);
                     continue;
                 }
+                let entered = self.ckpts[id].entered;
                 let other = self.instead_of(id);
                 let id = if self.ckpts[other].pins > 0 && !pinned || self.frees_nothing(other) { id } else { other };
-                self.counters.checkpoints += 1;
-                self.drop_checkpoint(id);
+                self.lose_checkpoint(id, entered);
             }
         }
         gone(self)

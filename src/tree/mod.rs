@@ -14,10 +14,12 @@ mod evict;
 pub mod ghost;
 mod integrity;
 mod lease;
+mod margin;
 pub mod node;
 mod order;
 mod pins;
 mod publish;
+mod relocate;
 mod roots;
 mod shape;
 mod shares;
@@ -26,6 +28,8 @@ mod usable;
 mod walk;
 
 pub use checkpoint::Checkpoint;
+pub use margin::{Margin, MissedEnds};
+pub use relocate::Until;
 pub use slots::{Run, Slots};
 pub use walk::{Cursor, Place as WalkPlace, Query};
 
@@ -39,6 +43,7 @@ use foldhash::fast::FixedState;
 use ghost::Ghosts;
 use node::Node;
 use pins::{Pin, PinKey};
+use relocate::Landing;
 use shares::TenantLists;
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -154,6 +159,10 @@ pub struct Tree {
     swa_leased: u64,
     swa_waiting: u64,
     tenants: BTreeMap<u32, Tenant>,
+    /// With a region: slots of cached full pages, pages that were copied just now, and what chunks are worth.
+    full_slots: Option<ChunkVec<u32>>,
+    landing: Landing,
+    pub(crate) margin: Option<Box<Margin>>,
     pub(crate) ghosts: Ghosts,
     pub(crate) events: Events,
     hash: FixedState,
@@ -165,6 +174,20 @@ impl Tree {
     /// An empty tree; the configuration was validated.
     pub fn new(c: &CacheConfig) -> Self {
         let has_swa = c.swa_pages > 0;
+        let mut slots = Slots::new(c.page_size, u64::from(c.full_pages.max(c.swa_pages)));
+        let (full, swa, margin) = match &c.region {
+            None => (Pool::new(c.full_pages), Pool::new(c.swa_pages), None),
+            Some(r) => {
+                slots.remember_lost();
+                (
+                    Pool::of_chunks(r.chunks, r.full_pages, 0..r.full_chunks),
+                    Pool::of_chunks(r.chunks, r.swa_pages, r.full_chunks..r.chunks),
+                    Some(Box::new(Margin::new(r.full_pages, r.swa_pages, c.seed))),
+                )
+            }
+        };
+        // A drop is told from a page never seen for as long as it says what a chunk is worth.
+        let ghosts = c.region.as_ref().map_or(c.ghost_pages, |r| c.ghost_pages.max(2 * r.full_pages));
         Tree {
             page: c.page_size,
             window: if has_swa { c.window } else { 0 },
@@ -173,7 +196,7 @@ impl Tree {
             has_full: c.full_pages > 0,
             has_swa,
             fingerprint: c.fingerprint,
-            slots: Slots::new(c.page_size, u64::from(c.full_pages.max(c.swa_pages))),
+            slots,
             nodes: Arena::default(),
             roots: Arena::default(),
             by_key: BTreeMap::new(),
@@ -184,8 +207,8 @@ impl Tree {
             ckpts: Arena::default(),
             swa_meta: ChunkVec::new(SwaMeta::default()),
             records: ChunkVec::new(0),
-            full: Pool::new(c.full_pages),
-            swa: Pool::new(c.swa_pages),
+            full,
+            swa,
             fence: Fence::default(),
             order: c.policy.build(),
             dead: LruList::default(),
@@ -209,7 +232,10 @@ impl Tree {
             swa_leased: 0,
             swa_waiting: 0,
             tenants: BTreeMap::new(),
-            ghosts: Ghosts::new(c.ghost_pages, c.seed),
+            full_slots: c.region.is_some().then(|| ChunkVec::new(0)),
+            landing: Landing::default(),
+            margin,
+            ghosts: Ghosts::new(ghosts, c.seed),
             events: Events::new(c.event_capacity),
             hash: FixedState::with_seed(c.seed),
             table: ChildTable::default(),
@@ -238,13 +264,16 @@ impl Tree {
     pub(crate) fn waiting_swa(&self) -> u64 {
         self.swa_waiting
     }
-    /// Full pages that eviction could free at once.
+    /// Full pages that eviction could free at once. With a chunk that drains a lower bound: its pages come free for
+    /// nobody, and those of them that are leased count twice, once for the place that they will need elsewhere.
     pub(crate) fn evictable_full(&self) -> u64 {
-        u64::from(self.full.cached()) - self.leased_full - self.pending_full
+        let held = self.leased_full + self.pending_full + self.landing.full();
+        u64::from(self.full.cached() - self.full.draining_cached()).saturating_sub(held)
     }
-    /// SWA pages that eviction could free at once.
+    /// SWA pages that eviction could free at once, bounded likewise.
     pub(crate) fn evictable_swa(&self) -> u64 {
-        u64::from(self.swa.cached()) - self.swa_leased - self.swa_waiting
+        let held = self.swa_leased + self.swa_waiting + self.landing.swa();
+        u64::from(self.swa.cached() - self.swa.draining_cached()).saturating_sub(held)
     }
 
     /// Sets a tenant's shares.
@@ -301,6 +330,8 @@ impl Tree {
             + self.ckpts.bytes()
             + self.swa_meta.bytes()
             + self.records.bytes()
+            + self.full_slots.as_ref().map_or(0, ChunkVec::bytes)
+            + self.margin.as_ref().map_or(0, |m| m.bytes())
             + (self.generations.len() + self.outdated.len()) as u64 * GENERATION_BYTES
     }
 }

@@ -103,6 +103,9 @@ impl Tree {
 
     /// A node became evictable.
     pub(super) fn order_node(&mut self, id: u32) {
+        if let Some(margin) = &mut self.margin {
+            self.nodes[id].entered = margin.full.enter();
+        }
         self.order.insert(id);
         let tenant = self.nodes[id].tenant;
         if self.is_limited(tenant) {
@@ -118,6 +121,9 @@ impl Tree {
 
     /// A checkpoint may be dropped by the policy.
     pub(super) fn order_ckpt(&mut self, id: u32) {
+        if let Some(margin) = &mut self.margin {
+            self.ckpts[id].entered = margin.swa.enter();
+        }
         self.ckpt_order.insert(id);
         let tenant = self.ckpts[id].tenant;
         if self.is_limited(tenant) {

@@ -94,6 +94,7 @@ impl Setup {
             fingerprint: [7; 32],
             seed: 1,
             max_pinned_pages: 8,
+            region: None,
         }
     }
 

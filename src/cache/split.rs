@@ -1,0 +1,349 @@
+//! The split of a region between the pools: chunks change owner by what they are worth.
+//!
+//! One chunk changes at a time, in small steps. It *drains* first: from then on the giving pool hands nothing of it out,
+//! counts its promises against the rest, and takes every page of it out of use. Free pages are withdrawn at once;
+//! quarantined ones when their step or move is over; cached ones that nobody holds are copied to other pages of the same
+//! pool by the plans that are handed out anyway, a few in each; leased and private ones wait until they are let go. Only
+//! when the last page is withdrawn does the other pool get the chunk's ids, so that no byte of it is ever used by both.
+//!
+//! A chunk drains only while every promise and the highest demand of late fit what is left.
+
+use super::{Cache, Group, PageCopy, Stats, base_quota};
+use crate::error::{Error, Result};
+use crate::policy::{Balance, Worth};
+use crate::pool::{Full, Holding, Page, Quarantined, Region, Swa};
+use crate::tree::Until;
+
+/// Most pages that one plan copies out of a chunk that drains.
+const COPIES: usize = 32;
+/// Pages looked at for them.
+const LOOKS: u32 = 512;
+/// SWA pages by which one call lets the cache shrink towards a smaller share.
+const SHRINK: u64 = 8;
+/// Opened sequences over which the highest demand is remembered, at least.
+const RECENT: u64 = 1024;
+/// Opened sequences after which a chunk that loses no page any more is kept after all.
+const STUCK: u64 = 1024;
+
+/// Old pages of the copies in one plan.
+#[derive(Debug, Default)]
+pub(super) struct Moved {
+    pub(super) copies: Vec<PageCopy>,
+    pub(super) full: Vec<Page<Full, Quarantined>>,
+    pub(super) swa: Vec<Page<Swa, Quarantined>>,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Drain {
+    from: Group,
+    first: u32,
+    len: u32,
+    /// Where the next look begins, counted from `first`.
+    cursor: u32,
+    /// Pages left, and opened sequences since that number fell.
+    left: u32,
+    waited: u64,
+}
+
+/// The highest of values seen over the last one to two stretches of [`RECENT`].
+#[derive(Debug, Clone, Copy, Default)]
+struct Peak {
+    now: u64,
+    before: u64,
+}
+
+impl Peak {
+    fn see(&mut self, value: u64, turn: bool) {
+        if turn {
+            (self.before, self.now) = (self.now, 0);
+        }
+        self.now = self.now.max(value);
+    }
+
+    fn get(&self) -> u64 {
+        self.now.max(self.before)
+    }
+}
+
+/// See the module's text.
+#[derive(Debug)]
+pub(super) struct Split {
+    region: Region,
+    drain: Option<Drain>,
+    /// SWA pages beyond the share that the cache may still keep, while it shrinks.
+    slack: u64,
+    balance: Balance,
+    full_peak: Peak,
+    swa_peak: Peak,
+    opens: u64,
+    stats: SplitStats,
+}
+
+/// How a region is split, and what its chunks are worth.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct SplitStats {
+    /// Chunks of the full pool, one that drains included. 0 without a region, as everything here.
+    pub full_chunks: u64,
+    /// Chunks of the SWA pool likewise.
+    pub swa_chunks: u64,
+    /// The pool that gives a chunk up just now.
+    pub draining: Option<Group>,
+    /// Pages of that chunk that are not withdrawn yet.
+    pub draining_pages: u64,
+    /// Chunks that the full pool got so far.
+    pub to_full: u64,
+    /// Chunks that the SWA pool got so far.
+    pub to_swa: u64,
+    /// Chunks that did not become empty and stayed.
+    pub kept: u64,
+    /// Full pages copied out of chunks.
+    pub full_relocated: u64,
+    /// SWA pages copied out of chunks.
+    pub swa_relocated: u64,
+    /// Sums over all lookups of what a chunk more or less would have been worth, in tokens.
+    pub worth: Worth,
+}
+
+impl Split {
+    pub(super) fn new(region: &Region) -> Self {
+        Split {
+            region: region.clone(),
+            drain: None,
+            slack: 0,
+            balance: Balance::default(),
+            full_peak: Peak::default(),
+            swa_peak: Peak::default(),
+            opens: 0,
+            stats: SplitStats::default(),
+        }
+    }
+}
+
+impl Cache {
+    /// Begins to give a chunk of the other pool to `to`. `false` when one drains already, or when the other pool would
+    /// get smaller than its least, or could not keep its promises or meet the highest demand of late.
+    pub fn reassign(&mut self, to: Group) -> Result<bool> {
+        if self.split.is_none() {
+            let allowed = "only for a cache with a region";
+            return Err(Error::invalid("pool that gets a chunk", format!("{to:?}"), allowed));
+        }
+        let begun = self.begin_drain(to);
+        self.rebalance();
+        self.settle_split();
+        self.tree.settle();
+        Ok(begun)
+    }
+
+    /// The pool that has a chunk, and whether the chunk drains; `None` for a chunk that does not exist.
+    pub fn chunk_owner(&self, chunk: u32) -> Option<(Group, bool)> {
+        let (full, swa) = self.tree.full.chunks().zip(self.tree.swa.chunks())?;
+        if chunk >= full.count() {
+            return None;
+        }
+        match (full.holding(chunk), swa.holding(chunk)) {
+            (Holding::Other, swa) => Some((Group::Swa, swa == Holding::Draining)),
+            (full, _) => Some((Group::Full, full == Holding::Draining)),
+        }
+    }
+
+    fn begin_drain(&mut self, to: Group) -> bool {
+        let Some(split) = self.split.as_deref_mut().filter(|s| s.drain.is_none()) else { return false };
+        let (tree, region) = (&mut self.tree, &split.region);
+        let (from, chunk, slack) = match to {
+            Group::Swa => {
+                let held = u64::from(tree.full.private()) + tree.leased_full() + self.promised;
+                let least = u64::from(region.min_full_chunks) * u64::from(region.full_pages);
+                let left = u64::from(tree.full.usable()).saturating_sub(u64::from(region.full_pages));
+                let fits = left >= least.max(held).max(split.full_peak.get());
+                (Group::Full, tree.full.chunks().and_then(|c| c.emptiest()).filter(|_| fits), 0)
+            }
+            Group::Full => {
+                let held = self.quota + self.copy_holds;
+                let scratch = u64::from(self.config.scratch_pages);
+                let least = u64::from(region.min_swa_chunks) * u64::from(region.swa_pages);
+                let left = u64::from(tree.swa.usable()).saturating_sub(u64::from(region.swa_pages));
+                let fits = left >= least.max(scratch + held.max(split.swa_peak.get()));
+                (Group::Swa, tree.swa.chunks().and_then(|c| c.emptiest()).filter(|_| fits), region.swa_pages)
+            }
+        };
+        let Some(chunk) = chunk else { return false };
+        let (first, len) = if from == Group::Full { tree.full.drain(chunk) } else { tree.swa.drain(chunk) };
+        split.drain = Some(Drain { from, first, len, cursor: 0, left: len, waited: 0 });
+        split.slack = u64::from(slack);
+        true
+    }
+
+    /// SWA pages beyond their share that may stay a little longer.
+    pub(super) fn shrinking(&mut self) -> u64 {
+        let Some(split) = self.split.as_deref_mut() else { return 0 };
+        split.slack = split.slack.saturating_sub(SHRINK);
+        split.slack
+    }
+
+    /// The same, without taking a step.
+    pub(super) fn slack(&self) -> u64 {
+        self.split.as_ref().map_or(0, |s| s.slack)
+    }
+
+    /// Copies pages out of the chunk that drains, for a plan that is over at `until`. Makes room by the policy where
+    /// there is none.
+    pub(super) fn move_pages(&mut self, until: Until) -> Moved {
+        let mut moved = Moved::default();
+        let Some(drain) = self.split.as_ref().and_then(|s| s.drain) else { return moved };
+        let mut at = drain.cursor;
+        for _ in 0..drain.len.min(LOOKS) {
+            if moved.copies.len() == COPIES || !self.has_room_to_move(drain.from) {
+                break;
+            }
+            let src = drain.first + at;
+            let dst = match drain.from {
+                Group::Full => self.tree.relocate_full(src, until).map(|(dst, old)| {
+                    moved.full.push(old);
+                    dst
+                }),
+                Group::Swa => self.tree.relocate_swa(src, until).map(|(dst, old)| {
+                    moved.swa.push(old);
+                    dst
+                }),
+            };
+            moved.copies.extend(dst.map(|dst| PageCopy { group: drain.from, src, dst }));
+            at = (at + 1) % drain.len;
+        }
+        let split = self.split.as_deref_mut().expect("checked above");
+        split.stats.full_relocated += moved.full.len() as u64;
+        split.stats.swa_relocated += moved.swa.len() as u64;
+        if let Some(drain) = &mut split.drain {
+            drain.cursor = at;
+        }
+        moved
+    }
+
+    /// Makes sure of one free page beyond what is promised.
+    fn has_room_to_move(&mut self, group: Group) -> bool {
+        let tree = &mut self.tree;
+        match group {
+            Group::Full => {
+                if u64::from(tree.full.free()) + tree.evictable_full() <= self.promised {
+                    return false;
+                }
+                tree.full.free() > 0 || tree.evict_full(1) > 0
+            }
+            Group::Swa => {
+                // The cache shrinks to its new share anyway; room beyond scratch comes from that.
+                let scratch = u64::from(self.config.scratch_pages) - self.scratch_used;
+                tree.swa.free() > 0 && u64::from(tree.swa.free()) + tree.evictable_swa() > scratch
+            }
+        }
+    }
+
+    /// Pages may have been let go: a chunk without any is the other pool's from here on.
+    pub(super) fn settle_split(&mut self) {
+        let Some(split) = self.split.as_deref_mut() else { return };
+        let Some(drain) = &mut split.drain else { return };
+        let tree = &mut self.tree;
+        let left = if drain.from == Group::Full { tree.full.draining() } else { tree.swa.draining() };
+        if left < drain.left {
+            (drain.left, drain.waited) = (left, 0);
+        }
+        if left > 0 {
+            return;
+        }
+        let from = drain.from;
+        split.drain = None;
+        let to = match from {
+            Group::Full => {
+                let chunk = tree.full.give_up();
+                tree.swa.take_over(chunk);
+                split.stats.to_swa += 1;
+                Group::Swa
+            }
+            Group::Swa => {
+                let chunk = tree.swa.give_up();
+                tree.full.take_over(chunk);
+                split.stats.to_full += 1;
+                Group::Full
+            }
+        };
+        split.slack = 0;
+        split.balance.moved(to);
+        if let Some(margin) = &mut tree.margin {
+            margin.received(to == Group::Full);
+        }
+    }
+
+    /// A sequence was opened on a prompt of so many tokens; what its lookup says may begin a change.
+    pub(super) fn weigh(&mut self, prompt: u64, mut worth: Worth) {
+        let Some(split) = self.split.as_deref_mut() else { return };
+        split.opens += 1;
+        let turn = split.opens.is_multiple_of(RECENT);
+        let tree = &self.tree;
+        split.full_peak.see(u64::from(tree.full.private()) + tree.leased_full() + self.promised, turn);
+        split.swa_peak.see(self.quota + self.copy_holds, turn);
+        // A pool with a chunk to spare would neither gain by another nor lose by one less.
+        if tree.full.free() >= split.region.full_pages {
+            (worth.full_gain, worth.full_loss) = (0, 0);
+        }
+        let used = u64::from(tree.swa.private() + tree.swa.cached()) - self.scratch_used;
+        let share = u64::from(tree.swa.usable() - self.config.scratch_pages);
+        if used + u64::from(split.region.swa_pages) <= share {
+            (worth.swa_gain, worth.swa_loss) = (0, 0);
+        }
+        split.stats.worth.add(&worth);
+        if let Some(drain) = &mut split.drain {
+            drain.waited += 1;
+            if drain.waited > STUCK {
+                if drain.from == Group::Full { self.tree.full.undrain() } else { self.tree.swa.undrain() }
+                (split.drain, split.slack) = (None, 0);
+                split.stats.kept += 1;
+            }
+            return;
+        }
+        let due = split.balance.observe(prompt, &worth);
+        if let Some(to) = due.filter(|_| split.region.adaptive)
+            && self.begin_drain(to)
+        {
+            self.rebalance();
+            self.settle_split();
+        }
+    }
+
+    /// The split's part of the statistics.
+    pub(super) fn split_stats(&self) -> SplitStats {
+        let Some(split) = self.split.as_deref() else { return SplitStats::default() };
+        let (full, swa) = (&self.tree.full, &self.tree.swa);
+        let drains = |group| u64::from(split.drain.is_some_and(|d| d.from == group));
+        SplitStats {
+            full_chunks: u64::from(full.usable() / split.region.full_pages) + drains(Group::Full),
+            swa_chunks: u64::from(swa.usable() / split.region.swa_pages) + drains(Group::Swa),
+            draining: split.drain.map(|d| d.from),
+            draining_pages: u64::from(full.draining() + swa.draining()),
+            ..split.stats
+        }
+    }
+
+    /// What must hold of the split between calls.
+    pub(super) fn check_split(&self) -> std::result::Result<(), String> {
+        let Some(split) = self.split.as_deref() else { return Ok(()) };
+        let stats = self.split_stats();
+        if stats.full_chunks + stats.swa_chunks != u64::from(split.region.chunks) {
+            return Err(format!("{} full and {} SWA chunks of {}", stats.full_chunks, stats.swa_chunks, split.region.chunks));
+        }
+        let (full, swa) = (self.tree.full.drain_chunk(), self.tree.swa.drain_chunk());
+        if full.is_some() != (stats.draining == Some(Group::Full)) || swa.is_some() != (stats.draining == Some(Group::Swa)) {
+            return Err(format!("chunks {full:?} and {swa:?} drain, known is {:?}", stats.draining));
+        }
+        let least = base_quota(&self.config) + u64::from(self.config.scratch_pages);
+        if u64::from(self.tree.swa.usable()) < least {
+            return Err(format!("{} SWA pages are left, scratch and a window take {least}", self.tree.swa.usable()));
+        }
+        Ok(())
+    }
+}
+
+impl Stats {
+    /// Part of a region's chunks that the SWA pool has; `None` without a region.
+    pub fn swa_chunk_share(&self) -> Option<f64> {
+        let all = self.split.full_chunks + self.split.swa_chunks;
+        (all > 0).then(|| self.split.swa_chunks as f64 / all as f64)
+    }
+}
