@@ -33,7 +33,8 @@ def replay(trace: str | os.PathLike[str], **options: Any) -> dict[str, Any]:
     """Replays `trace` and returns the numbers that `mimo-cache replay --json` prints.
 
     Options: `model` (a preset), `capacity` (`"2M"` tokens of the full pool, `"40GiB"`, `"1%"`), `swa_share` (part of
-    the bytes for SWA pages), `retention`, `policy`, `page_size`, `chunk` (tokens), `seed`, `progress(done, total,
+    the bytes for SWA pages), `split` (`"fixed"`, or `"adaptive"`: that share is only the start), `split_chunks`
+    (chunks to aim at), `retention`, `policy`, `page_size`, `chunk` (tokens), `seed`, `progress(done, total,
     prompt_tokens, hit_tokens)`. Raises `TraceError` with the line, `InvalidArgument`, or `OSError`.
     """
     return _core.replay(trace, **options)
@@ -102,6 +103,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     split = parser.add_mutually_exclusive_group()
     split.add_argument("--swa-share", type=float, metavar="S", help="part of the bytes for SWA pages, 0 to 1 (0.1)")
+    parser.add_argument(
+        "--split",
+        choices=("fixed", "adaptive"),
+        default="fixed",
+        help="adaptive: the SWA share is only the start, chunks change between the pools (%(default)s)",
+    )
     split.add_argument("--best-split", action="store_true", help="try several SWA shares and take the best")
     parser.add_argument(
         "--retention",
@@ -123,6 +130,7 @@ def command(args: argparse.Namespace) -> int:
     options: dict[str, Any] = {
         "model": args.model,
         "capacity": args.capacity,
+        "split": args.split,
         "retention": args.retention,
         "policy": args.policy,
         "page_size": args.page_size,
@@ -136,6 +144,8 @@ def command(args: argparse.Namespace) -> int:
         _log(f"SWA share {share:g}: token hit rate {rate:.2%}")
 
     try:
+        if args.best_split and args.split == "adaptive":
+            raise _core.InvalidArgument("--best-split is for --split fixed: an adaptive split finds its own")
         if args.best_split:
             result = best_split(args.trace, on_try=say_try, **options)
         else:
@@ -207,6 +217,13 @@ def _table(result: dict[str, Any]) -> str:
         ("full-KV hits", f"{result['full_kv_hit_rate']:.2%}"),
         ("token hit rate", f"{result['token_hit_rate']:.2%}"),
     ]
+    if result["split"] is not None:
+        s = result["split"]
+        rows.append(("SWA share", f"{s['start']:.1%} at first, {s['mean']:.1%} on average, {s['end']:.1%} at last"))
+        pages = f"{s['chunk_full_pages']} full or {s['chunk_swa_pages']} SWA pages"
+        rows.append(("chunks", f"{s['chunks']:,} of {pages}; {s['to_full']:,} went to full, {s['to_swa']:,} to SWA"))
+        copies = f"{s['full_relocated']:,} full and {s['swa_relocated']:,} SWA pages copied"
+        rows.append(("relocation", copies))
     for cause, count in result["misses"].items():
         rows.append((f"miss {cause}", f"{count / total if total else 0:.2%} ({_CAUSES.get(cause, cause)})"))
     rows.append(("speed", f"{result['requests_per_second']:,.0f} requests/s, {result['seconds']:.1f} s"))

@@ -307,8 +307,13 @@ impl Cache {
         }
     }
 
+    /// Pages that the full and the SWA pool can promise now, scratch included: those of a chunk that drains left out.
+    pub fn usable_pages(&self) -> (u64, u64) {
+        (u64::from(self.tree.full.usable()), u64::from(self.tree.swa.usable()))
+    }
+
     /// The split's part of the statistics.
-    pub(super) fn split_stats(&self) -> SplitStats {
+    pub fn split_stats(&self) -> SplitStats {
         let Some(split) = self.split.as_deref() else { return SplitStats::default() };
         let (full, swa) = (&self.tree.full, &self.tree.swa);
         let drains = |group| u64::from(split.drain.is_some_and(|d| d.from == group));

@@ -93,15 +93,7 @@ impl ChunkShape {
     /// exists. Strides divide the chunk and are multiples of `align`, so that each pool is one evenly strided view over
     /// all chunks; a stride may be a little larger than its page, which is the waste.
     pub fn fit(full_page: u64, swa_page: u64, most: u64, align: u64) -> Result<Self> {
-        const ALLOWED: &str = "1 to 2^40 bytes";
-        for (what, bytes) in [("bytes of a full page", full_page), ("bytes of an SWA page", swa_page)] {
-            if !(1..=1 << 40).contains(&bytes) {
-                return Err(Error::invalid(what, bytes, ALLOWED));
-            }
-        }
-        if !align.is_power_of_two() || align > 1 << 21 {
-            return Err(Error::invalid("alignment of pages", align, "a power of two up to 2^21 bytes"));
-        }
+        check_sizes(full_page, swa_page, align)?;
         if most > 1 << 50 {
             return Err(Error::invalid("bytes of a chunk", most, "at most 2^50"));
         }
@@ -113,20 +105,15 @@ impl ChunkShape {
         for swa_pages in low..=high {
             let room = swa_pages * swa;
             for full_pages in [room / full, room / full + 1] {
-                let unit = lcm(full_pages.max(1), swa_pages) * align;
-                let bytes = room.max(full_pages * full).next_multiple_of(unit);
-                if full_pages == 0 || full_pages > u64::from(MAX_CHUNK_PAGES) || bytes > most {
+                if full_pages == 0 || full_pages > u64::from(MAX_CHUNK_PAGES) {
                     continue;
                 }
-                let shape = ChunkShape {
-                    bytes,
-                    full_pages: full_pages as u32,
-                    swa_pages: swa_pages as u32,
-                    full_stride: bytes / full_pages,
-                    swa_stride: bytes / swa_pages,
-                };
+                let shape = Self::with_pages(full_pages as u32, swa_pages as u32, full_page, swa_page, align)?;
+                if shape.bytes > most {
+                    continue;
+                }
                 let waste = shape.waste(full_page, swa_page);
-                if best.is_none_or(|(least, b)| waste < least || (waste == least && bytes > b.bytes)) {
+                if best.is_none_or(|(least, b)| waste < least || (waste == least && shape.bytes > b.bytes)) {
                     best = Some((waste, shape));
                 }
             }
@@ -135,11 +122,33 @@ impl ChunkShape {
         best.map(|(_, shape)| shape).ok_or_else(none)
     }
 
+    /// The smallest chunk with so many pages of each pool, for memory in which pages have other sizes.
+    pub fn with_pages(full_pages: u32, swa_pages: u32, full_page: u64, swa_page: u64, align: u64) -> Result<Self> {
+        check_sizes(full_page, swa_page, align)?;
+        let pages = [full_pages, swa_pages].map(|n| u64::from(n.max(1)));
+        let least = [full_page, swa_page].map(|bytes| bytes.next_multiple_of(align));
+        let bytes = (pages[0] * least[0]).max(pages[1] * least[1]);
+        let bytes = bytes.next_multiple_of(lcm(pages[0], pages[1]) * align);
+        Ok(ChunkShape { bytes, full_pages, swa_pages, full_stride: bytes / pages[0], swa_stride: bytes / pages[1] })
+    }
+
     /// The larger of both pools' unused parts of a chunk, 0 to 1.
     pub fn waste(&self, full_page: u64, swa_page: u64) -> f64 {
         let used = (u64::from(self.full_pages) * full_page).min(u64::from(self.swa_pages) * swa_page);
         1.0 - used as f64 / self.bytes as f64
     }
+}
+
+fn check_sizes(full_page: u64, swa_page: u64, align: u64) -> Result<()> {
+    for (what, bytes) in [("bytes of a full page", full_page), ("bytes of an SWA page", swa_page)] {
+        if !(1..=1 << 40).contains(&bytes) {
+            return Err(Error::invalid(what, bytes, "1 to 2^40 bytes"));
+        }
+    }
+    if !align.is_power_of_two() || align > 1 << 21 {
+        return Err(Error::invalid("alignment of pages", align, "a power of two up to 2^21 bytes"));
+    }
+    Ok(())
 }
 
 fn lcm(a: u64, b: u64) -> u64 {

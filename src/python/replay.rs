@@ -3,6 +3,7 @@
 use super::{args, errors};
 use crate::error::{Error, Result};
 use crate::policy::{PolicyKind, Retention};
+use crate::replay::split::{CHUNKS, Split, SplitOutcome};
 use crate::replay::{Capacity, KvBytes, MAX_CHUNK, Options, Outcome, Progress, run};
 use pyo3::prelude::*;
 use pyo3::types::PyDict;
@@ -22,12 +23,12 @@ pub fn register(m: &Bound<'_, PyModule>) -> PyResult<()> {
 ///
 /// `progress(done, total, prompt_tokens, hit_tokens)` is called about ten times a second; what it raises ends the
 /// replay and is raised here, and so is the exception of a signal handler. `swa_share=None`: 0 for a model without an
-/// SWA group, else 0.1.
+/// SWA group, else 0.1. With `split="adaptive"` it is only the start, and the key `split` says where chunks went.
 #[pyfunction]
-#[pyo3(signature = (trace, *, model, capacity, swa_share=None, retention=None, policy=None, page_size=None, chunk=None,
+#[pyo3(signature = (trace, *, model, capacity, swa_share=None, split=None, split_chunks=None, retention=None, policy=None, page_size=None, chunk=None,
     seed=None, progress=None))]
-#[pyo3(text_signature = "(trace, *, model, capacity, swa_share=None, retention='prompt_end+branch', policy='lru', \
-    page_size=64, chunk=8192, seed=0, progress=None)")]
+#[pyo3(text_signature = "(trace, *, model, capacity, swa_share=None, split='fixed', split_chunks=64, \
+    retention='prompt_end+branch', policy='lru', page_size=64, chunk=8192, seed=0, progress=None)")]
 #[allow(clippy::too_many_arguments)]
 fn replay<'py>(
     py: Python<'py>,
@@ -35,6 +36,8 @@ fn replay<'py>(
     model: &Bound<'py, PyAny>,
     capacity: &Bound<'py, PyAny>,
     swa_share: Option<&Bound<'py, PyAny>>,
+    split: Option<&Bound<'py, PyAny>>,
+    split_chunks: Option<&Bound<'py, PyAny>>,
     retention: Option<&Bound<'py, PyAny>>,
     policy: Option<&Bound<'py, PyAny>>,
     page_size: Option<&Bound<'py, PyAny>>,
@@ -53,6 +56,8 @@ fn replay<'py>(
     };
     let model = args::text(Some(model), "", "model")?;
     let capacity = args::text(Some(capacity), "", "capacity")?;
+    let split = args::text(split, "fixed", "split")?;
+    let split_chunks = args::int_or(split_chunks, u64::from(CHUNKS), "split_chunks", 0, u64::from(u32::MAX))? as u32;
     let retention = args::text(retention, "prompt_end+branch", "retention")?;
     let policy = args::text(policy, "lru", "policy")?;
     let page_size = args::int_or(page_size, 64, "page_size", 1, 1024)? as u32;
@@ -64,6 +69,7 @@ fn replay<'py>(
             kv,
             capacity: Capacity::parse(&capacity)?,
             swa_share: share.unwrap_or_else(|| kv.default_share()),
+            split: Split::parse(&split, split_chunks)?,
             retention: Retention::parse(&retention)?,
             policy: PolicyKind::parse(&policy)?,
             page_size,
@@ -139,5 +145,24 @@ fn to_dict<'py>(py: Python<'py>, options: &Options, outcome: &Outcome) -> PyResu
     out.set_item("checkpoints_evicted", outcome.checkpoints_evicted)?;
     out.set_item("full_evicted", outcome.full_evicted)?;
     out.set_item("seconds", outcome.seconds)?;
+    out.set_item("split", outcome.split.as_ref().map(|split| split_dict(py, split)).transpose()?)?;
+    Ok(out)
+}
+
+/// Where an adaptive split went: shares of the bytes without scratch, chunks and copies.
+fn split_dict<'py>(py: Python<'py>, split: &SplitOutcome) -> PyResult<Bound<'py, PyDict>> {
+    let out = PyDict::new(py);
+    out.set_item("start", split.start)?;
+    out.set_item("mean", split.mean)?;
+    out.set_item("highest", split.highest)?;
+    out.set_item("end", split.end)?;
+    out.set_item("chunks", split.carved.region.chunks)?;
+    out.set_item("chunk_bytes", split.carved.chunk_bytes)?;
+    out.set_item("chunk_full_pages", split.carved.region.full_pages)?;
+    out.set_item("chunk_swa_pages", split.carved.region.swa_pages)?;
+    out.set_item("to_full", split.stats.to_full)?;
+    out.set_item("to_swa", split.stats.to_swa)?;
+    out.set_item("full_relocated", split.stats.full_relocated)?;
+    out.set_item("swa_relocated", split.stats.swa_relocated)?;
     Ok(out)
 }

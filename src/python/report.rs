@@ -1,6 +1,7 @@
-//! What lookups and statistics look like in Python: `Match`, `Report`, `Explanation`, `Checkpoint`, `Stats`, `PoolStats`.
+//! What lookups and statistics look like in Python: `Match`, `Report`, `Explanation`, `Checkpoint`, `Stats`, `PoolStats`, `SplitStats`.
 
-use crate::cache::{CheckpointInfo, Explanation, Match, Misses, PoolStats, Report, Stats};
+use crate::cache::{CheckpointInfo, Explanation, Match, Misses, PoolStats, Report, SplitStats, Stats};
+use crate::policy::Worth;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyByteArray, PyDict, PyList};
@@ -189,11 +190,28 @@ impl Nested for PoolStats {
     }
 }
 
+fn worth_dict<'py>(py: Python<'py>, worth: &Worth) -> PyResult<Bound<'py, PyDict>> {
+    let out = PyDict::new(py);
+    out.set_item("full_gain", worth.full_gain)?;
+    out.set_item("full_loss", worth.full_loss)?;
+    out.set_item("swa_gain", worth.swa_gain)?;
+    out.set_item("swa_loss", worth.swa_loss)?;
+    Ok(out)
+}
+
+impl Nested for SplitStats {
+    fn nest(&self, out: &Bound<'_, PyDict>) -> PyResult<()> {
+        out.set_item("draining", self.draining.map(super::region::name))?;
+        out.set_item("worth", worth_dict(out.py(), &self.worth)?)
+    }
+}
+
 impl Nested for Stats {
     fn nest(&self, out: &Bound<'_, PyDict>) -> PyResult<()> {
         let py = out.py();
         out.set_item("full", PyPoolStats(self.full).as_dict(py)?)?;
         out.set_item("swa", PyPoolStats(self.swa).as_dict(py)?)?;
+        out.set_item("split", PySplitStats(self.split).as_dict(py)?)?;
         out.set_item("misses", misses_dict(py, &self.misses)?)
     }
 }
@@ -241,7 +259,7 @@ macro_rules! counters {
 counters! {
     /// What a page pool holds, by state, in pages.
     PyPoolStats(PoolStats) as "PoolStats" {
-        /// Usable ids, without the null page.
+        /// Pages there are, without the null page; of a chunk that drains those that are not withdrawn yet.
         total,
         /// On the free list.
         free,
@@ -257,6 +275,41 @@ counters! {
         promised,
         /// SWA only: scratch pages in use.
         scratch_used,
+    }
+}
+
+counters! {
+    /// How a region is split between the pools, and what its chunks are worth. All zero without a region.
+    PySplitStats(SplitStats) as "SplitStats" {
+        /// Chunks of the full pool, one that drains included.
+        full_chunks,
+        /// Chunks of the SWA pool likewise.
+        swa_chunks,
+        /// Pages of the chunk that drains that are not withdrawn yet.
+        draining_pages,
+        /// Chunks that the full pool got so far.
+        to_full,
+        /// Chunks that the SWA pool got so far.
+        to_swa,
+        /// Chunks that did not become empty and stayed where they were.
+        kept,
+        /// Full pages copied out of chunks.
+        full_relocated,
+        /// SWA pages copied out of chunks.
+        swa_relocated,
+    }
+
+    /// The pool that gives a chunk up just now.
+    #[getter]
+    fn draining(&self) -> Option<&'static str> {
+        self.0.draining.map(super::region::name)
+    }
+
+    /// Sums over all lookups, in tokens: what one chunk more would have saved (full_gain, swa_gain), and what one less
+    /// would have cost (full_loss, swa_loss).
+    #[getter]
+    fn worth<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        worth_dict(py, &self.0.worth)
     }
 }
 
@@ -299,6 +352,12 @@ counters! {
     #[getter]
     fn swa(&self) -> PyPoolStats {
         PyPoolStats(self.0.swa)
+    }
+
+    /// How the region is split.
+    #[getter]
+    fn split(&self) -> PySplitStats {
+        PySplitStats(self.0.split)
     }
 
     /// Prompt tokens that missed, by cause, over all opens.

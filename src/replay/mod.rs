@@ -13,9 +13,11 @@
 pub mod capacity;
 pub mod ids;
 pub mod run;
+pub mod split;
 pub mod tokens;
 pub mod trace;
 
 pub use capacity::{Capacity, KvBytes, Pools};
 pub use run::{MAX_CHUNK, Options, Outcome, Progress, Totals, run, run_from, scan};
+pub use split::{Split, SplitOutcome};
 pub use trace::{Header, TraceReader, TraceRequest};

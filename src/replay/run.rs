@@ -6,6 +6,7 @@ use crate::error::{Error, Result};
 use crate::policy::{PolicyKind, Retention};
 use crate::replay::capacity::{Capacity, KvBytes, Pools};
 use crate::replay::ids::IdSet;
+use crate::replay::split::{Carved, Split, SplitOutcome, Watch};
 use crate::replay::tokens;
 use crate::replay::trace::{Header, TraceReader, TraceRequest};
 use std::path::Path;
@@ -27,6 +28,8 @@ pub struct Options {
     pub capacity: Capacity,
     /// Part of the bytes for SWA pages: above 0 and below 1, or 0 for a model without an SWA group.
     pub swa_share: f64,
+    /// Whether that is so for the whole trace.
+    pub split: Split,
     /// Which boundaries stay resumable.
     pub retention: Retention,
     /// Order of eviction.
@@ -93,6 +96,8 @@ pub struct Outcome {
     pub full_evicted: u64,
     /// Checkpoints evicted.
     pub checkpoints_evicted: u64,
+    /// Where an adaptive split went.
+    pub split: Option<SplitOutcome>,
     /// Wall time of the second pass.
     pub seconds: f64,
 }
@@ -201,6 +206,7 @@ pub fn run_from(
         checkpoints: stats.checkpoints,
         full_evicted: stats.full_evicted,
         checkpoints_evicted: stats.checkpoints_evicted,
+        split: engine.watch.map(|watch| watch.outcome(&stats.split)),
         seconds,
     }))
 }
@@ -225,8 +231,7 @@ struct Engine {
     cache: Cache,
     page: u64,
     chunk: u64,
-    /// Most prompt tokens that the full pool can hold beside the page of the last token.
-    limit: u64,
+    watch: Option<Watch>,
     step: u64,
     swa_width: usize,
     full_table: Vec<i32>,
@@ -240,13 +245,18 @@ struct Engine {
 impl Engine {
     fn new(options: &Options, pools: Pools) -> Result<Self> {
         let (page, chunk) = (u64::from(options.page_size), u64::from(options.chunk));
+        let carved = match options.split {
+            Split::Fixed => None,
+            Split::Adaptive { chunks } => Some(Carved::of(&pools, chunks)?),
+        };
+        let fixed = |pages| if carved.is_some() { 0 } else { pages };
         let cache = Cache::new(CacheConfig {
             page_size: options.page_size,
             window: options.kv.window,
             // Replay has no MTP rows to be right about; their bytes are in the capacity.
             n_mtp: 0,
-            full_pages: pools.full_pages,
-            swa_pages: pools.swa_pages + pools.scratch_pages,
+            full_pages: fixed(pools.full_pages),
+            swa_pages: fixed(pools.swa_pages + pools.scratch_pages),
             scratch_pages: pools.scratch_pages,
             retention: options.retention.clone(),
             policy: options.policy,
@@ -255,19 +265,16 @@ impl Engine {
             fingerprint: [0; 32],
             seed: options.seed,
             max_pinned_pages: 0,
-            region: None,
+            region: carved.as_ref().map(|c| c.region.clone()),
         })?;
-        let limit = match pools.full_pages {
-            0 => MAX_TOKENS - 1,
-            pages => (u64::from(pages) - 1) * page,
-        };
+        let watch = carved.map(|carved| Watch::new(carved, &cache.stats().split));
         let swa_width =
             if pools.swa_pages == 0 { 0 } else { (u64::from(options.kv.window) + chunk).div_ceil(page) + 2 };
         Ok(Engine {
             cache,
             page,
             chunk,
-            limit: limit.min(MAX_TOKENS - 1),
+            watch,
             step: 0,
             swa_width: swa_width as usize,
             full_table: Vec::new(),
@@ -283,8 +290,12 @@ impl Engine {
     fn serve(&mut self, request: &TraceRequest, block: u32) -> Result<()> {
         let full = request.block_count() * u64::from(block);
         self.prompt_tokens += full;
-        // What is larger than the pool keeps its head.
-        let head = full.min(self.limit / self.page * self.page);
+        // What is larger than the pool keeps its head: the pool has a page for the last token too.
+        let limit = match self.cache.usable_pages().0 {
+            0 => MAX_TOKENS - 1,
+            pages => ((pages - 1) * self.page).min(MAX_TOKENS - 1),
+        };
+        let head = full.min(limit / self.page * self.page);
         self.misses.capacity += full - head;
         if head == 0 {
             return Ok(());
@@ -318,6 +329,9 @@ impl Engine {
         }
         self.hit_tokens += hit;
         self.full_kv_tokens += m.full_kv_match;
+        if let Some(watch) = &mut self.watch {
+            watch.look(&self.cache.split_stats());
+        }
         // The partial page stays out of a replay's sums.
         self.misses.add(&Misses { partial_page: 0, ..misses });
         Ok(())

@@ -112,9 +112,18 @@ pub enum Op {
     Drain {
         max: u8,
     },
+    /// Only in worlds with a region: the other pool is told to give up a chunk.
+    Reassign {
+        to_full: bool,
+    },
 }
 
 impl Op {
+    /// As [`Op::decode`], with changes of the split among them.
+    pub fn decode_region(bytes: [u8; 6]) -> Op {
+        if bytes[0] < 20 { Op::Reassign { to_full: bytes[1] % 2 == 1 } } else { Op::decode(bytes) }
+    }
+
     pub fn decode([kind, a, b, c, d, e]: [u8; 6]) -> Op {
         let flags = if e < 128 { 0 } else { e & 31 };
         let prompt = Prompt { base: a, keep: b, tail: c, taste: d, flags };

@@ -3,6 +3,7 @@
 
 use mimo_cache::cache::CacheConfig;
 use mimo_cache::policy::{PolicyKind, Retention};
+use mimo_cache::pool::Region;
 
 #[derive(Debug, Clone)]
 pub struct Setup {
@@ -19,6 +20,8 @@ pub struct Setup {
     pub ghosts: u32,
     /// Token ids are below this; small, so that prefixes collide.
     pub alphabet: u32,
+    /// Both pools in one region; `full_pages` and `swa_pages` are then the ids of all its chunks.
+    pub region: Option<Region>,
 }
 
 const RETENTION: [&str; 6] = [
@@ -45,7 +48,35 @@ impl Setup {
             events: 4096,
             ghosts: 64,
             alphabet: 1000,
+            region: None,
         }
+    }
+
+    /// The same model with its pools in a region of a few chunks: three bytes more.
+    pub fn decode_region(b: [u8; 10], [shape, size, start]: [u8; 3]) -> Setup {
+        // Both groups, and an SWA part from one window on: the chunks decide the rest.
+        let mut setup = Setup::decode([b[0], b[1], b[2] % 6, b[3], b[4], b[5], 7, b[7], b[8], b[9]]);
+        let (full_pages, swa_pages) = (1 + u32::from(shape % 7), 1 + u32::from(shape / 7 % 4));
+        let min_swa_chunks = (setup.quota() + setup.scratch).div_ceil(swa_pages);
+        let least_full = 3u32.div_ceil(full_pages);
+        let spare = u32::from(size % 11) + u32::from(size > 200) * 20;
+        let chunks = min_swa_chunks + least_full + spare;
+        setup.give_region(Region {
+            chunks,
+            full_pages,
+            swa_pages,
+            full_chunks: least_full + u32::from(start) % (spare + 1),
+            min_full_chunks: if shape > 127 { least_full } else { 0 },
+            min_swa_chunks: 0,
+            adaptive: size % 2 == 1,
+        });
+        setup
+    }
+
+    /// Puts both pools in a region.
+    pub fn give_region(&mut self, region: Region) {
+        (self.full_pages, self.swa_pages) = (region.full_ids() as u32, region.swa_ids() as u32);
+        self.region = Some(region);
     }
 
     /// Every byte sequence names a valid layout; zeros name the smallest one.
@@ -76,6 +107,7 @@ impl Setup {
             events: pick(&[4096, 4096, 4096, 3, 0], b[9]),
             ghosts: pick(&[0, 5, 64], b[9] / 5),
             alphabet: pick(&[2, 2, 3, 3, 1, 50], b[9] / 15),
+            region: None,
         }
     }
 
@@ -84,8 +116,8 @@ impl Setup {
             page_size: self.page,
             window: self.window,
             n_mtp: self.n_mtp,
-            full_pages: self.full_pages,
-            swa_pages: self.swa_pages,
+            full_pages: if self.region.is_some() { 0 } else { self.full_pages },
+            swa_pages: if self.region.is_some() { 0 } else { self.swa_pages },
             scratch_pages: self.scratch,
             retention: Retention::parse(self.retention).expect("a valid retention"),
             policy: PolicyKind::Lru,
@@ -94,7 +126,7 @@ impl Setup {
             fingerprint: [7; 32],
             seed: 1,
             max_pinned_pages: 8,
-            region: None,
+            region: self.region.clone(),
         }
     }
 
