@@ -44,3 +44,34 @@ proptest! {
         run(Setup::decode_region(layout, shape), ops);
     }
 }
+
+/// The random worlds above do what they are for: chunks change hands in both directions, pages are copied, also while
+/// sequences are open, and some changes begin by themselves.
+#[test]
+fn random_worlds_move_chunks() {
+    let mut sums = [0u64; 6];
+    for seed in 0..150u64 {
+        let bytes = |n: u64| model::memory::mix(seed, n).to_le_bytes();
+        let [a, b] = [bytes(0), bytes(1)];
+        let layout = [a[0], a[1], a[2], a[3], a[4], a[5], a[6], a[7], b[0], b[1]];
+        let setup = Setup::decode_region(layout, [b[2], b[3], b[4]]);
+        let adaptive = setup.region.as_ref().is_some_and(|r| r.adaptive);
+        let mut world = World::new(setup);
+        for n in 0..60 {
+            let op = Op::decode_region(*bytes(2 + n).first_chunk().expect("six of eight bytes"));
+            let before = world.cache.stats().split;
+            world.apply(op);
+            let after = world.cache.stats().split;
+            let begun = before.draining.is_none() && after.draining.is_some();
+            sums[4] += u64::from(adaptive && begun && !matches!(op, Op::Reassign { .. }));
+            let copied = after.full_relocated + after.swa_relocated - before.full_relocated - before.swa_relocated;
+            sums[5] += if world.seqs.iter().any(|s| !s.parked) { copied } else { 0 };
+        }
+        let split = world.cache.stats().split;
+        let seen = [split.to_full, split.to_swa, split.full_relocated, split.swa_relocated];
+        sums.iter_mut().zip(seen).for_each(|(sum, seen)| *sum += seen);
+        world.close();
+    }
+    let least = [40, 40, 40, 40, 5, 20];
+    assert!(sums.iter().zip(least).all(|(sum, least)| *sum >= least), "{sums:?}, at least {least:?}");
+}

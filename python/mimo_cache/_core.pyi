@@ -921,9 +921,10 @@ class PrefixCache:
         """Pending copies to run outside a step, with a move id; their pages are held until `move_done`."""
     def move_done(self, move_id: SupportsIndex) -> None:
         """The copies of a move have run."""
-    def reassign(self, to: Literal["full", "swa"]) -> bool:
-        """Begins to give a chunk of the region to the pool `to`. `False` when one changes already, or when the other
-        pool could not keep its promises, would get smaller than its least, or was fuller of late."""
+    def reassign(self, to: Literal["full", "swa"], chunk: SupportsIndex | None = None) -> bool:
+        """Begins to give a chunk of the region to the pool `to`: this one, or the one with the fewest pages in use.
+        `False` when one changes already, or when the other pool could not keep its promises, would get smaller than its
+        least, or was fuller of late."""
     def chunk_owners(self) -> list[tuple[Literal["full", "swa"], bool]]:
         """The pool of every chunk, and whether it is giving the chunk up; empty without a region."""
     def clear(self, key: Key | None = None) -> None:

@@ -26,7 +26,7 @@ impl Cache {
     pub fn commit(&mut self, id: SeqId, computed: u64, tokens: &[u32]) -> Result<()> {
         self.check_commit(&Commit { seq: id, computed, tokens })?;
         self.apply_commit(&Commit { seq: id, computed, tokens });
-        self.tree.settle();
+        self.settle();
         Ok(())
     }
 
@@ -39,7 +39,7 @@ impl Cache {
         }
         items.iter().try_for_each(|c| self.check_commit(c))?;
         items.iter().for_each(|c| self.apply_commit(c));
-        self.tree.settle();
+        self.settle();
         Ok(())
     }
 

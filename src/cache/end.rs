@@ -43,8 +43,7 @@ impl Cache {
         seq.parked = true;
         self.parked += 1;
         self.rebalance();
-        self.settle_split();
-        self.tree.settle();
+        self.settle();
         Ok(())
     }
 
@@ -66,8 +65,7 @@ impl Cache {
         }
         self.seqs.remove(id.index);
         self.rebalance();
-        self.settle_split();
-        self.tree.settle();
+        self.settle();
     }
 
     /// Returns pages, leases and reservations.

@@ -63,7 +63,7 @@ impl Cache {
         let children = (0..m).map(|_| self.fork_one(id, budget, partial != 0)).collect();
         self.drop_duplicates(id.index);
         self.rebalance();
-        self.tree.settle();
+        self.settle();
         Ok(children)
     }
 

@@ -224,7 +224,7 @@ impl Cache {
             }
             None => self.tree.clear_all(),
         }
-        self.tree.settle();
+        self.settle();
     }
 
     /// Later requests belong to this version of the weights and share nothing with earlier ones.
@@ -262,14 +262,14 @@ impl Cache {
         }
         let node = self.tree.node_ending_at(place.node, usable);
         self.tree.pin_path(node, usable, self.tree.now.saturating_add(ttl_ms));
-        self.tree.settle();
+        self.settle();
         Ok(u64::from(usable) * self.page())
     }
 
     /// Tells the time, in milliseconds from any start; never goes back.
     pub fn set_now(&mut self, ms: u64) {
         self.tree.set_now(ms);
-        self.tree.settle();
+        self.settle();
     }
 
     /// Takes up to `max` events off the ring.

@@ -23,7 +23,7 @@ impl Cache {
         let moved = self.move_pages(Until::Step(stamp));
         if self.pending.is_empty() && self.rebuilds.is_empty() && moved.copies.is_empty() {
             // Making room to move pages may have dropped some.
-            self.tree.settle();
+            self.settle();
             return Plan::default();
         }
         let mut plan = Plan { copies: Vec::new(), rebuilds: std::mem::take(&mut self.rebuilds) };
@@ -46,7 +46,7 @@ impl Cache {
         bucket.full.extend(moved.full);
         bucket.swa.extend(moved.swa);
         self.rebalance();
-        self.tree.settle();
+        self.settle();
         plan
     }
 
@@ -54,7 +54,7 @@ impl Cache {
     pub fn take_copies(&mut self) -> Option<(u64, Plan)> {
         let moved = self.move_pages(Until::Move(self.tree.fence.next_move()));
         if self.pending.is_empty() && moved.copies.is_empty() {
-            self.tree.settle();
+            self.settle();
             return None;
         }
         let mut plan = Plan { copies: moved.copies, rebuilds: std::mem::take(&mut self.rebuilds) };
@@ -75,7 +75,7 @@ impl Cache {
                 seq.moves.push(id);
             }
         }
-        self.tree.settle();
+        self.settle();
         Some((id, plan))
     }
 
@@ -91,8 +91,7 @@ impl Cache {
         let holds = self.tree.release_moved(bucket);
         self.release_holds(holds, NONE);
         self.rebalance();
-        self.settle_split();
-        self.tree.settle();
+        self.settle();
         Ok(())
     }
 

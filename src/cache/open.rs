@@ -114,7 +114,7 @@ impl Cache {
         if 0 < at && at <= seq.leased {
             let slot = self.tree.slot_above(seq.node(&self.tree), at - 1);
             self.tree.remove_kind(slot, kind::PARK);
-            self.tree.settle();
+            self.settle();
         }
         Ok(())
     }
@@ -269,7 +269,7 @@ impl Cache {
         self.full_kv_tokens += matched.matched.full_kv_match;
         self.misses.add(&matched.misses);
         self.weigh(matched.prompt_tokens, worth);
-        self.tree.settle();
+        self.settle();
     }
 
     /// What a lookup of this prompt tells, without opening it.

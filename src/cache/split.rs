@@ -120,17 +120,24 @@ impl Split {
 }
 
 impl Cache {
-    /// Begins to give a chunk of the other pool to `to`. `false` when one drains already, or when the other pool would
-    /// get smaller than its least, or could not keep its promises or meet the highest demand of late.
-    pub fn reassign(&mut self, to: Group) -> Result<bool> {
-        if self.split.is_none() {
+    /// Begins to give a chunk of the other pool to `to`: this one, or the one with the fewest pages in use. `false` when
+    /// one drains already, or when the other pool would get smaller than its least, or could not keep its promises or
+    /// meet the highest demand of late.
+    pub fn reassign(&mut self, to: Group, chunk: Option<u32>) -> Result<bool> {
+        let Some(split) = self.split.as_deref() else {
             let allowed = "only for a cache with a region";
             return Err(Error::invalid("pool that gets a chunk", format!("{to:?}"), allowed));
+        };
+        if let Some(chunk) = chunk {
+            match self.chunk_owner(chunk) {
+                Some((from, _)) if from != to => {}
+                Some(_) => return Err(Error::invalid("chunk", chunk, "one of the other pool")),
+                None => return Err(Error::invalid("chunk", chunk, format!("0 to {}", split.region.chunks - 1))),
+            }
         }
-        let begun = self.begin_drain(to);
+        let begun = self.begin_drain(to, chunk);
         self.rebalance();
-        self.settle_split();
-        self.tree.settle();
+        self.settle();
         Ok(begun)
     }
 
@@ -146,10 +153,10 @@ impl Cache {
         }
     }
 
-    fn begin_drain(&mut self, to: Group) -> bool {
+    fn begin_drain(&mut self, to: Group, chunk: Option<u32>) -> bool {
         let Some(split) = self.split.as_deref_mut().filter(|s| s.drain.is_none()) else { return false };
         let (tree, region) = (&mut self.tree, &split.region);
-        let (from, chunk, slack) = match to {
+        let (from, emptiest, slack) = match to {
             Group::Swa => {
                 let held = u64::from(tree.full.private()) + tree.leased_full() + self.promised;
                 let least = u64::from(region.min_full_chunks) * u64::from(region.full_pages);
@@ -166,7 +173,7 @@ impl Cache {
                 (Group::Swa, tree.swa.chunks().and_then(|c| c.emptiest()).filter(|_| fits), region.swa_pages)
             }
         };
-        let Some(chunk) = chunk else { return false };
+        let Some(chunk) = emptiest.map(|emptiest| chunk.unwrap_or(emptiest)) else { return false };
         let (first, len) = if from == Group::Full { tree.full.drain(chunk) } else { tree.swa.drain(chunk) };
         split.drain = Some(Drain { from, first, len, cursor: 0, left: len, waited: 0 });
         split.slack = u64::from(slack);
@@ -236,8 +243,14 @@ impl Cache {
         }
     }
 
-    /// Pages may have been let go: a chunk without any is the other pool's from here on.
-    pub(super) fn settle_split(&mut self) {
+    /// The end of every call that changes something: a chunk without pages is the other pool's from here on, and
+    /// changes become events.
+    pub(super) fn settle(&mut self) {
+        self.settle_split();
+        self.tree.settle();
+    }
+
+    fn settle_split(&mut self) {
         let Some(split) = self.split.as_deref_mut() else { return };
         let Some(drain) = &mut split.drain else { return };
         let tree = &mut self.tree;
@@ -300,10 +313,9 @@ impl Cache {
         }
         let due = split.balance.observe(prompt, &worth);
         if let Some(to) = due.filter(|_| split.region.adaptive)
-            && self.begin_drain(to)
+            && self.begin_drain(to, None)
         {
             self.rebalance();
-            self.settle_split();
         }
     }
 

@@ -59,7 +59,7 @@ impl Cache {
         if swa > 0 {
             self.rebalance();
         }
-        self.tree.settle();
+        self.settle();
         Ok(())
     }
 
@@ -129,7 +129,7 @@ impl Cache {
         }
         self.recount_scratch(id.index);
         self.rebalance();
-        self.tree.settle();
+        self.settle();
         Ok(freed)
     }
 
@@ -214,8 +214,7 @@ impl Cache {
         bucket.swa.into_iter().for_each(|p| self.tree.swa.release(p));
         self.tree.settle_landing(None);
         self.tree.step_retired(bucket.nodes, bucket.swa_wait);
-        self.settle_split();
-        self.tree.settle();
+        self.settle();
         Ok(())
     }
 

@@ -359,11 +359,14 @@ impl PyPrefixCache {
         self.handle.call(py, 0, |cache| cache.move_done(id))
     }
 
-    /// Begins to give a chunk of the region to the pool `to`, "full" or "swa". `False` when one changes already, or when
-    /// the other pool could not keep its promises, would get smaller than its least, or was fuller of late.
-    fn reassign(&self, py: Python<'_>, to: &Bound<'_, PyAny>) -> PyResult<bool> {
+    /// Begins to give a chunk of the region to the pool `to`, "full" or "swa": this one, or the one with the fewest pages
+    /// in use. `False` when one changes already, or when the other pool could not keep its promises, would get smaller
+    /// than its least, or was fuller of late.
+    #[pyo3(signature = (to, chunk=None))]
+    fn reassign(&self, py: Python<'_>, to: &Bound<'_, PyAny>, chunk: Option<&Bound<'_, PyAny>>) -> PyResult<bool> {
         let to = region::group(to, "to")?;
-        self.handle.call(py, LONG, |cache| cache.reassign(to))
+        let chunk = chunk.map(|chunk| args::int(chunk, "chunk", 0, U32).map(|c| c as u32)).transpose()?;
+        self.handle.call(py, LONG, |cache| cache.reassign(to, chunk))
     }
 
     /// The pool of every chunk, and whether it is giving the chunk up; empty without a region.

@@ -1,6 +1,6 @@
 //! A replay whose pools share one region: the capacity cut into chunks, and where the split went.
 
-use crate::cache::types::SplitStats;
+use crate::cache::SplitStats;
 use crate::error::{Error, Result};
 use crate::pool::{ChunkShape, Region};
 use crate::replay::capacity::Pools;

@@ -59,7 +59,7 @@ impl World {
                 self.cache.set_tenant_share(u32::from(tenant % 2), share(full), share(swa));
             }
             Op::Drain { max } => self.drain(max),
-            Op::Reassign { to_full } => self.reassign(to_full),
+            Op::Reassign { to_full, chunk } => self.reassign(to_full, chunk),
         }
     }
 

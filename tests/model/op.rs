@@ -115,13 +115,19 @@ pub enum Op {
     /// Only in worlds with a region: the other pool is told to give up a chunk.
     Reassign {
         to_full: bool,
+        chunk: u8,
     },
 }
 
 impl Op {
     /// As [`Op::decode`], with changes of the split among them.
-    pub fn decode_region(bytes: [u8; 6]) -> Op {
-        if bytes[0] < 20 { Op::Reassign { to_full: bytes[1] % 2 == 1 } } else { Op::decode(bytes) }
+    pub fn decode_region([kind, a, b, c, d, e]: [u8; 6]) -> Op {
+        match kind {
+            0..=11 => Op::Reassign { to_full: a % 2 == 1, chunk: b },
+            // Rare ones that only empty the pools become whole lives.
+            237..=241 | 248..=250 => Op::decode([0, a, b, c, d, e]),
+            _ => Op::decode([kind, a, b, c, d, e]),
+        }
     }
 
     pub fn decode([kind, a, b, c, d, e]: [u8; 6]) -> Op {

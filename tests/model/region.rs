@@ -1,5 +1,6 @@
 //! What holds of pools that share a region, and the operation that moves a chunk between them.
 
+use super::lifecycle::pick;
 use super::memory::Page;
 use super::op::Op;
 use super::world::World;
@@ -7,18 +8,23 @@ use mimo_cache::cache::Group;
 use std::collections::HashSet;
 
 impl World {
-    /// Tells the cache to give a chunk to a pool.
-    pub fn reassign(&mut self, to_full: bool) {
-        let to = if to_full { Group::Full } else { Group::Swa };
-        if self.setup.region.is_none() {
-            let error = self.cache.reassign(to).expect_err("there are no chunks");
+    /// Tells the cache to give a chunk to a pool: mostly a certain one, else the emptiest.
+    pub fn reassign(&mut self, to_full: bool, chunk: u8) {
+        let (to, from) = if to_full { (Group::Full, Group::Swa) } else { (Group::Swa, Group::Full) };
+        let Some(region) = &self.setup.region else {
+            let error = self.cache.reassign(to, None).expect_err("there are no chunks");
             assert!(error.to_string().contains("region"), "{error}");
             return;
+        };
+        let theirs = (0..region.chunks).filter(|c| self.cache.chunk_owner(*c).expect("a chunk").0 == from);
+        let theirs: Vec<u32> = theirs.collect();
+        let chunk = pick(chunk, theirs.len()).map(|i| theirs[i]).filter(|_| chunk < 200);
+        for wrong in (0..region.chunks).filter(|c| !theirs.contains(c)).take(1).chain([region.chunks]) {
+            assert!(self.cache.reassign(to, Some(wrong)).is_err(), "chunk {wrong} is not the other pool's");
         }
         let before = self.cache.stats();
-        let begun = self.cache.reassign(to).expect("a cache with a region");
+        let begun = self.cache.reassign(to, chunk).expect("a cache with a region");
         let after = self.cache.stats();
-        let from = if to_full { Group::Swa } else { Group::Full };
         if begun {
             assert_eq!(before.split.draining, None, "two chunks drain");
             let at_once = after.split.to_full + after.split.to_swa > before.split.to_full + before.split.to_swa;

@@ -58,8 +58,9 @@ impl Setup {
         let mut setup = Setup::decode([b[0], b[1], b[2] % 6, b[3], b[4], b[5], 7, b[7], b[8], b[9]]);
         let (full_pages, swa_pages) = (1 + u32::from(shape % 7), 1 + u32::from(shape / 7 % 4));
         let min_swa_chunks = (setup.quota() + setup.scratch).div_ceil(swa_pages);
-        let least_full = 3u32.div_ceil(full_pages);
-        let spare = u32::from(size % 11) + u32::from(size > 200) * 20;
+        let least_full = (3 + u32::from(b[5]) % 16).div_ceil(full_pages);
+        // Mostly one or two chunks beyond the least, so that the pools are full soon.
+        let spare = 1 + u32::from(size % 4) + u32::from(size > 200) * u32::from(size % 16);
         let chunks = min_swa_chunks + least_full + spare;
         setup.give_region(Region {
             chunks,
@@ -68,7 +69,7 @@ impl Setup {
             full_chunks: least_full + u32::from(start) % (spare + 1),
             min_full_chunks: if shape > 127 { least_full } else { 0 },
             min_swa_chunks: 0,
-            adaptive: size % 2 == 1,
+            adaptive: shape.is_multiple_of(2),
         });
         setup
     }
