@@ -540,7 +540,7 @@ class SplitStats:
         """The pool that gives a chunk up just now."""
     @property
     def worth(self) -> dict[str, int]:
-        """Sums over all lookups, in tokens: what one chunk more would have saved (full_gain, swa_gain), and what one
+        """Sums over all lookups, in tokens: what a chunk more would have saved (full_gain, swa_gain), and what one
         less would have cost (full_loss, swa_loss)."""
     @property
     def full_chunks(self) -> int:

@@ -10,7 +10,7 @@
 
 use super::{Cache, Group, PageCopy, Stats, base_quota};
 use crate::error::{Error, Result};
-use crate::policy::{Balance, Worth};
+use crate::policy::{Balance, REACHES, Worth};
 use crate::pool::{Full, Holding, Page, Quarantined, Region, Swa};
 use crate::tree::Until;
 
@@ -100,7 +100,7 @@ pub struct SplitStats {
     pub full_relocated: u64,
     /// SWA pages copied out of chunks.
     pub swa_relocated: u64,
-    /// Sums over all lookups of what a chunk more or less would have been worth, in tokens.
+    /// Sums over all lookups of what chunks more or less would have been worth, in tokens.
     pub worth: Worth,
 }
 
@@ -294,12 +294,12 @@ impl Cache {
         split.swa_peak.see(self.quota + self.copy_holds, turn);
         // A pool with a chunk to spare would neither gain by another nor lose by one less.
         if tree.full.free() >= split.region.full_pages {
-            (worth.full_gain, worth.full_loss) = (0, 0);
+            (worth.full_gain, worth.full_loss) = ([0; REACHES], 0);
         }
         let used = u64::from(tree.swa.private() + tree.swa.cached()) - self.scratch_used;
         let share = u64::from(tree.swa.usable() - self.config.scratch_pages);
         if used + u64::from(split.region.swa_pages) <= share {
-            (worth.swa_gain, worth.swa_loss) = (0, 0);
+            (worth.swa_gain, worth.swa_loss) = ([0; REACHES], 0);
         }
         split.stats.worth.add(&worth);
         if let Some(drain) = &mut split.drain {

@@ -192,9 +192,9 @@ impl Nested for PoolStats {
 
 fn worth_dict<'py>(py: Python<'py>, worth: &Worth) -> PyResult<Bound<'py, PyDict>> {
     let out = PyDict::new(py);
-    out.set_item("full_gain", worth.full_gain)?;
+    out.set_item("full_gain", Worth::best(&worth.full_gain))?;
     out.set_item("full_loss", worth.full_loss)?;
-    out.set_item("swa_gain", worth.swa_gain)?;
+    out.set_item("swa_gain", Worth::best(&worth.swa_gain))?;
     out.set_item("swa_loss", worth.swa_loss)?;
     Ok(out)
 }
@@ -305,7 +305,7 @@ counters! {
         self.0.draining.map(super::region::name)
     }
 
-    /// Sums over all lookups, in tokens: what one chunk more would have saved (full_gain, swa_gain), and what one less
+    /// Sums over all lookups, in tokens: what a chunk more would have saved (full_gain, swa_gain), and what one less
     /// would have cost (full_loss, swa_loss).
     #[getter]
     fn worth<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {

@@ -19,7 +19,8 @@ impl Tree {
                 continue;
             }
             // Victims from elsewhere than the order say nothing about its old end.
-            let entered = (self.order.victim() == Some(id)).then_some(self.nodes[id].entered);
+            let oldest = !self.dead.contains(id) && self.order.victim() == Some(id);
+            let entered = oldest.then_some(self.nodes[id].entered);
             let (before, cached) = (self.full.free(), self.full.cached());
             self.evict_tail(id, want - got);
             // What was still to be copied, or is in a chunk that drains, does not become free.

@@ -187,7 +187,10 @@ impl Tree {
             }
         };
         // A drop is told from a page never seen for as long as it says what a chunk is worth.
-        let ghosts = c.region.as_ref().map_or(c.ghost_pages, |r| c.ghost_pages.max(2 * r.full_pages));
+        let ghosts = match &c.region {
+            None => c.ghost_pages,
+            Some(r) => c.ghost_pages.max((16 * r.full_pages).min(c.full_pages)),
+        };
         Tree {
             page: c.page_size,
             window: if has_swa { c.window } else { 0 },
