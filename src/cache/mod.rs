@@ -93,9 +93,10 @@ impl Cache {
                 let value = format!("{} and {}", config.full_pages, config.swa_pages);
                 return Err(Error::invalid("full_pages and swa_pages", value, "0 and 0 with a region, which tells them"));
             }
-            // The window of one sequence is known before the pool is.
+            // One sequence's window, and a checkpoint beside it, which may keep a page more than a window.
             let quota = base_quota(&CacheConfig { swa_pages: 1, ..config.clone() });
-            let region = region.checked(quota + u64::from(config.scratch_pages))?;
+            let kept = u64::from(config.window.div_ceil(config.page_size.max(1))) + 1;
+            let region = region.checked(quota + kept + u64::from(config.scratch_pages))?;
             (config.full_pages, config.swa_pages) = (region.full_ids() as u32, region.swa_ids() as u32);
             config.region = Some(region);
         }

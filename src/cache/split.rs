@@ -8,7 +8,7 @@
 //!
 //! A chunk drains only while every promise and the highest demand of late fit what is left.
 
-use super::{Cache, Group, PageCopy, Stats, base_quota};
+use super::{Cache, Group, PageCopy, Stats};
 use crate::error::{Error, Result};
 use crate::policy::{Balance, REACHES, Worth};
 use crate::pool::{Full, Holding, Page, Quarantined, Region, Swa};
@@ -22,6 +22,8 @@ const LOOKS: u32 = 512;
 const SHRINK: u64 = 8;
 /// Opened sequences over which the highest demand is remembered, at least.
 const RECENT: u64 = 1024;
+/// One change is of at most this part of the region's chunks.
+const STEP: u32 = 16;
 /// Opened sequences after which a chunk that loses no page any more is kept after all.
 const STUCK: u64 = 1024;
 
@@ -73,6 +75,8 @@ pub(super) struct Split {
     /// SWA pages beyond the share that the cache may still keep, while it shrinks.
     slack: u64,
     balance: Balance,
+    /// The change that is due: the pool that gets chunks, and how many more after the one that drains.
+    due: Option<(Group, u32)>,
     full_peak: Peak,
     swa_peak: Peak,
     opens: u64,
@@ -111,6 +115,7 @@ impl Split {
             drain: None,
             slack: 0,
             balance: Balance::default(),
+            due: None,
             full_peak: Peak::default(),
             swa_peak: Peak::default(),
             opens: 0,
@@ -136,6 +141,11 @@ impl Cache {
             }
         }
         let begun = self.begin_drain(to, chunk);
+        if let Some(split) = self.split.as_deref_mut().filter(|_| begun) {
+            // Whoever asks for chunks does not want them back at once.
+            split.due = None;
+            split.balance.restart();
+        }
         self.rebalance();
         self.settle();
         Ok(begun)
@@ -246,20 +256,23 @@ impl Cache {
     /// The end of every call that changes something: a chunk without pages is the other pool's from here on, and
     /// changes become events.
     pub(super) fn settle(&mut self) {
-        self.settle_split();
+        if self.settle_split() {
+            self.go_on();
+        }
         self.tree.settle();
     }
 
-    fn settle_split(&mut self) {
-        let Some(split) = self.split.as_deref_mut() else { return };
-        let Some(drain) = &mut split.drain else { return };
+    /// True when a chunk changed owner just now.
+    fn settle_split(&mut self) -> bool {
+        let Some(split) = self.split.as_deref_mut() else { return false };
+        let Some(drain) = &mut split.drain else { return false };
         let tree = &mut self.tree;
         let left = if drain.from == Group::Full { tree.full.draining() } else { tree.swa.draining() };
         if left < drain.left {
             (drain.left, drain.waited) = (left, 0);
         }
         if left > 0 {
-            return;
+            return false;
         }
         let from = drain.from;
         split.drain = None;
@@ -278,10 +291,10 @@ impl Cache {
             }
         };
         split.slack = 0;
-        split.balance.moved(to);
         if let Some(margin) = &mut tree.margin {
             margin.received(to == Group::Full);
         }
+        true
     }
 
     /// A sequence was opened on a prompt of so many tokens; what its lookup says may begin a change.
@@ -292,31 +305,48 @@ impl Cache {
         let tree = &self.tree;
         split.full_peak.see(u64::from(tree.full.private()) + tree.leased_full() + self.promised, turn);
         split.swa_peak.see(self.quota + self.copy_holds, turn);
-        // A pool with a chunk to spare would neither gain by another nor lose by one less.
-        if tree.full.free() >= split.region.full_pages {
-            (worth.full_gain, worth.full_loss) = ([0; REACHES], 0);
+        // A pool with a chunk to spare, all promises kept, would neither gain by another nor lose by one less.
+        if u64::from(tree.full.free()) >= u64::from(split.region.full_pages) + self.promised {
+            (worth.full_gain, worth.full_loss) = ([0; REACHES], [0; REACHES]);
         }
-        let used = u64::from(tree.swa.private() + tree.swa.cached()) - self.scratch_used;
+        let used = u64::from(tree.swa.cached()) - tree.leased_swa() + self.quota + self.copy_holds;
         let share = u64::from(tree.swa.usable() - self.config.scratch_pages);
         if used + u64::from(split.region.swa_pages) <= share {
-            (worth.swa_gain, worth.swa_loss) = ([0; REACHES], 0);
+            (worth.swa_gain, worth.swa_loss) = ([0; REACHES], [0; REACHES]);
         }
         split.stats.worth.add(&worth);
         if let Some(drain) = &mut split.drain {
             drain.waited += 1;
             if drain.waited > STUCK {
                 if drain.from == Group::Full { self.tree.full.undrain() } else { self.tree.swa.undrain() }
-                (split.drain, split.slack) = (None, 0);
+                (split.drain, split.slack, split.due) = (None, 0, None);
                 split.stats.kept += 1;
             }
             return;
         }
-        let due = split.balance.observe(prompt, &worth);
-        if let Some(to) = due.filter(|_| split.region.adaptive)
-            && self.begin_drain(to, None)
-        {
+        if std::env::var("DBG").is_ok() { eprintln!("B {} {:?} {:?} full {} swa {}", split.opens, worth, split.balance, self.tree.full.usable(), self.tree.swa.usable()); }
+        if let Some((to, chunks)) = split.balance.observe(prompt, &worth).filter(|_| split.region.adaptive) {
+            let most = split.region.chunks / STEP;
+            split.due = Some((to, chunks.min(most).max(1)));
+            if self.go_on()
+                && let Some(split) = self.split.as_deref_mut()
+            {
+                split.balance.moved(to);
+            }
+        }
+    }
+
+    /// Begins the next chunk of the change that is due; whether it could.
+    fn go_on(&mut self) -> bool {
+        let Some((to, left)) = self.split.as_deref().and_then(|s| s.due) else { return false };
+        let begun = self.begin_drain(to, None);
+        if let Some(split) = self.split.as_deref_mut() {
+            split.due = Some((to, left - 1)).filter(|_| begun && left > 1);
+        }
+        if begun {
             self.rebalance();
         }
+        begun
     }
 
     /// Pages that the full and the SWA pool can promise now, scratch included: those of a chunk that drains left out.
@@ -349,9 +379,9 @@ impl Cache {
         if full.is_some() != (stats.draining == Some(Group::Full)) || swa.is_some() != (stats.draining == Some(Group::Swa)) {
             return Err(format!("chunks {full:?} and {swa:?} drain, known is {:?}", stats.draining));
         }
-        let least = base_quota(&self.config) + u64::from(self.config.scratch_pages);
-        if u64::from(self.tree.swa.usable()) < least {
-            return Err(format!("{} SWA pages are left, scratch and a window take {least}", self.tree.swa.usable()));
+        let least = split.region.min_swa_chunks * split.region.swa_pages;
+        if self.tree.swa.usable() < least {
+            return Err(format!("{} SWA pages are left, the least is {least}", self.tree.swa.usable()));
         }
         Ok(())
     }

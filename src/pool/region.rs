@@ -24,7 +24,7 @@ pub struct Region {
     pub full_chunks: u32,
     /// The full pool never gets smaller than this.
     pub min_full_chunks: u32,
-    /// Nor the SWA pool than this; at least what scratch and one window take.
+    /// Nor the SWA pool than this; at least what scratch, one window and one checkpoint take.
     pub min_swa_chunks: u32,
     /// Chunks move between the pools by what they are worth. Else only when told to.
     pub adaptive: bool,

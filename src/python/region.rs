@@ -23,8 +23,9 @@ const MAX_BYTES: u64 = 1 << 50;
 ///
 /// - `chunks`: 2 to 4,096. `full_pages`, `swa_pages`: pages of each pool that a chunk holds, 1 to 65,536.
 /// - `full_chunks`: chunks of the full pool at the start, the first ones; the others are the SWA pool's.
-/// - `min_full_chunks`, `min_swa_chunks`: the pools never get smaller. The SWA pool keeps what scratch and one window
-///   take in any case. A prompt longer than the full pool is refused: set `min_full_chunks` to hold the longest one.
+/// - `min_full_chunks`, `min_swa_chunks`: the pools never get smaller. The SWA pool keeps what scratch, a window and
+///   a checkpoint take in any case. A prompt longer than the full pool is refused: set `min_full_chunks` to hold the
+///   longest one, or `reassign` until it fits.
 /// - `adaptive`: chunks change owner by what they are worth; else only by `PrefixCache.reassign`.
 #[pyclass(frozen, eq, name = "Region", module = "mimo_cache")]
 #[derive(PartialEq, Clone)]

@@ -193,9 +193,9 @@ impl Nested for PoolStats {
 fn worth_dict<'py>(py: Python<'py>, worth: &Worth) -> PyResult<Bound<'py, PyDict>> {
     let out = PyDict::new(py);
     out.set_item("full_gain", Worth::best(&worth.full_gain))?;
-    out.set_item("full_loss", worth.full_loss)?;
+    out.set_item("full_loss", worth.full_loss[0])?;
     out.set_item("swa_gain", Worth::best(&worth.swa_gain))?;
-    out.set_item("swa_loss", worth.swa_loss)?;
+    out.set_item("swa_loss", worth.swa_loss[0])?;
     Ok(out)
 }
 

@@ -6,7 +6,7 @@ use crate::error::{Error, Result};
 use crate::policy::{PolicyKind, Retention};
 use crate::replay::capacity::{Capacity, KvBytes, Pools};
 use crate::replay::ids::IdSet;
-use crate::replay::split::{Carved, Split, SplitOutcome, Watch};
+use crate::replay::split::{self, Carved, Split, SplitOutcome, Watch};
 use crate::replay::tokens;
 use crate::replay::trace::{Header, TraceReader, TraceRequest};
 use std::path::Path;
@@ -286,16 +286,22 @@ impl Engine {
         })
     }
 
+    /// Most prompt tokens that the full pool can hold beside the page of the last token.
+    fn limit(&self) -> u64 {
+        let most = match self.cache.usable_pages().0 {
+            0 => MAX_TOKENS - 1,
+            pages => ((pages - 1) * self.page).min(MAX_TOKENS - 1),
+        };
+        most / self.page * self.page
+    }
+
     /// One request from arrival to end.
     fn serve(&mut self, request: &TraceRequest, block: u32) -> Result<()> {
         let full = request.block_count() * u64::from(block);
         self.prompt_tokens += full;
-        // What is larger than the pool keeps its head: the pool has a page for the last token too.
-        let limit = match self.cache.usable_pages().0 {
-            0 => MAX_TOKENS - 1,
-            pages => ((pages - 1) * self.page).min(MAX_TOKENS - 1),
-        };
-        let head = full.min(limit / self.page * self.page);
+        // What is larger than the pool keeps its head.
+        while self.limit() < full && self.watch.is_some() && std::env::var("LAB").is_err() && std::env::var("NOENL").is_err() && split::enlarge_full(&mut self.cache)? {}
+        let head = full.min(self.limit());
         self.misses.capacity += full - head;
         if head == 0 {
             return Ok(());

@@ -1,6 +1,6 @@
 //! A replay whose pools share one region: the capacity cut into chunks, and where the split went.
 
-use crate::cache::SplitStats;
+use crate::cache::{Cache, Group, SplitStats};
 use crate::error::{Error, Result};
 use crate::pool::{ChunkShape, Region};
 use crate::replay::capacity::Pools;
@@ -54,7 +54,9 @@ impl Carved {
         let full_page = pools.full_bytes / u64::from(pools.full_pages);
         let swa_page = pools.swa_bytes / u64::from(pools.swa_pages);
         let total = pools.full_bytes + pools.swa_bytes + pools.scratch_bytes;
-        let most = (total / u64::from(chunks)).max(full_page).max(swa_page);
+        // Scratch is neither cache nor ever given away: small pools beside it are cut finely all the same.
+        let cached = pools.full_bytes + pools.swa_bytes;
+        let most = (cached / u64::from(chunks)).max(full_page).max(swa_page);
         let shape = ChunkShape::fit(full_page, swa_page, most, 1)?;
         let chunks = (total / shape.bytes).min(u64::from(crate::pool::MAX_CHUNKS)) as u32;
         let swa = pools.swa_pages + pools.scratch_pages;
@@ -81,6 +83,18 @@ impl Carved {
         let bytes = |chunks: u64| (chunks * self.chunk_bytes) as f64 - self.scratch_bytes as f64;
         bytes(stats.swa_chunks).max(0.0) / bytes(stats.swa_chunks + stats.full_chunks).max(1.0)
     }
+}
+
+/// Gives the full pool a chunk at once, as an engine does for a prompt that does not fit it. `false` when the SWA pool has
+/// none to give.
+pub fn enlarge_full(cache: &mut Cache) -> Result<bool> {
+    // A change that runs already, perhaps the other way, is waited for.
+    let begun = cache.reassign(Group::Full, None)? || cache.split_stats().draining.is_some();
+    while cache.split_stats().draining.is_some() {
+        let Some((id, _)) = cache.take_copies() else { break };
+        cache.move_done(id)?;
+    }
+    Ok(begun && cache.split_stats().draining.is_none())
 }
 
 /// Where the split of a replay went.

@@ -18,16 +18,13 @@ impl Tree {
                 self.unpin_node(id);
                 continue;
             }
-            // Victims from elsewhere than the order say nothing about its old end.
-            let oldest = !self.dead.contains(id) && self.order.victim() == Some(id);
-            let entered = oldest.then_some(self.nodes[id].entered);
             let (before, cached) = (self.full.free(), self.full.cached());
             self.evict_tail(id, want - got);
             // What was still to be copied, or is in a chunk that drains, does not become free.
             got += self.full.free() - before;
             let dropped = cached - self.full.cached();
             if let Some(margin) = &mut self.margin {
-                margin.full.dropped(u64::from(dropped), entered);
+                margin.full.dropped(u64::from(dropped));
             }
         }
         got
@@ -168,10 +165,9 @@ impl Tree {
                     self.touch_ckpt(id);
                     continue;
                 }
-                let entered = self.ckpts[id].entered;
                 let other = self.instead_of(id);
                 let id = if self.ckpts[other].pins > 0 && !pinned || self.frees_nothing(other) { id } else { other };
-                self.lose_checkpoint(id, entered);
+                self.lose_checkpoint(id);
             }
         }
         gone(self)

@@ -6,42 +6,56 @@
 //! of ends; a checkpoint that went with its full page is in that table as well. A lookup that passes such an end would
 //! have started from there.
 //!
-//! **One less.** Everything in an order of eviction has the time at which it entered. The entry time of the newest
-//! victim is the edge of the order, and the way that the edge went during the last chunk's worth of drops is about the
-//! way it will go during the next: what lies within it would be gone with a chunk less. A hit on that is at risk. This
-//! needs no list to be walked; where victims come from elsewhere (ends that nothing makes resumable, detached
-//! namespaces), the edge stands still and nothing is at risk, which is right.
+//! **One less.** Everything in an order of eviction has the time at which it entered. Now and then the old end of the
+//! order is walked for a chunk's worth of pages, less those that would go before all others because nothing makes them
+//! resumable; a hit on something that entered no later than where the walk ended is at risk. What goes is seldom exactly a
+//! chunk's worth: the end of a conversation takes all before it along that it alone made resumable. So a hit is counted by
+//! the part that the chunk is of the pages that the walk came to, which is also right where a walk ends early.
 
 use super::Tree;
 use super::walk::Place as WalkPlace;
-use crate::policy::{NIL, REACHES, Worth};
+use crate::policy::{NIL, Policy, REACHES, Worth};
 use crate::pool::big::BigArray;
 
-/// Marks of the edge in a chunk's worth of drops.
-const MARKS: usize = 8;
 /// Ways of a set of the table of ends.
 const WAYS: usize = 4;
 /// Pages looked at for a lost checkpoint between q and p.
 const LOOKS: u32 = 4096;
+/// Things looked at in one walk along an old end.
+const STEPS: usize = 128;
+/// Walks are as old as this many lookups at most.
+const LOOKUPS: u32 = 8;
 
 /// The old end of one pool's order.
 #[derive(Debug)]
 pub struct Edge {
     per: u64,
-    /// Pages dropped by the policy so far.
+    /// Pages dropped for want of room so far.
     clock: u64,
     /// Pages received with chunks so far: what was dropped before is that much further away.
     received: u64,
     ticks: u64,
-    edge: u64,
-    /// The clock and the edge, noted about every eighth of a chunk.
-    marks: [(u64, u64); MARKS],
-    seen: usize,
+    /// What would be gone with `1 << i` chunks less.
+    risks: [Risk; REACHES],
+    /// The clock at the last walk, and whether what it found at risk is there no longer.
+    walked: u64,
+    moved: bool,
+}
+
+/// The part of an order that some chunks less would take.
+#[derive(Debug, Clone, Copy, Default)]
+struct Risk {
+    /// It entered no later than this.
+    limit: u64,
+    /// Pages that have to go, and those that would.
+    want: u64,
+    gone: u64,
 }
 
 impl Edge {
     fn new(per: u32) -> Self {
-        Edge { per: u64::from(per), clock: 0, received: 0, ticks: 0, edge: 0, marks: [(0, 0); MARKS], seen: 0 }
+        let risks = [Risk::default(); REACHES];
+        Edge { per: u64::from(per), clock: 0, received: 0, ticks: 0, risks, walked: 0, moved: true }
     }
 
     /// Something enters the order: its time.
@@ -50,26 +64,59 @@ impl Edge {
         self.ticks
     }
 
-    /// Pages were dropped for want of room; `entered` of the victim if it was the oldest in the order.
-    pub fn dropped(&mut self, pages: u64, entered: Option<u64>) {
-        self.edge = self.edge.max(entered.unwrap_or(0));
+    /// Something that entered then leaves the order.
+    pub fn leave(&mut self, entered: u64) {
+        self.moved |= entered <= self.risks[0].limit;
+    }
+
+    /// Pages were dropped for want of room.
+    pub fn dropped(&mut self, pages: u64) {
         self.clock += pages;
-        let last = self.marks[MARKS - 1].0;
-        if self.edge > 0 && (self.seen == 0 || self.clock >= last + (self.per / MARKS as u64).max(1)) {
-            self.marks.rotate_left(1);
-            self.marks[MARKS - 1] = (self.clock, self.edge);
-            self.seen = (self.seen + 1).min(MARKS);
+    }
+
+    /// The least reach with which what entered then would be gone; [`REACHES`] with none.
+    fn at_risk(&self, entered: u64) -> usize {
+        self.risks.iter().position(|risk| entered <= risk.limit).unwrap_or(REACHES)
+    }
+
+    /// What a hit of so many tokens counts that is at risk with this reach.
+    fn weigh(&self, reach: usize, tokens: u64) -> u64 {
+        let Risk { want, gone, .. } = self.risks[reach];
+        tokens * want / gone.max(1)
+    }
+
+    /// Walks over (id, time of entry, pages) of what would go, oldest first, after `first` pages that go before.
+    /// `gone(id, want)` says how many of its pages go with `want` of them.
+    fn walk(
+        &mut self,
+        first: u64,
+        old: impl Iterator<Item = (u32, u64, u64)>,
+        mut gone: impl FnMut(u32, u64) -> u64,
+    ) {
+        let wants = std::array::from_fn(|reach| (self.per << reach).saturating_sub(first));
+        self.risks = wants.map(|want| Risk { limit: 0, want, gone: 0 });
+        (self.walked, self.moved) = (self.clock, false);
+        let (mut seen, mut reach, mut steps) = (0, wants.iter().take_while(|&&want| want == 0).count(), 0);
+        for (id, entered, pages) in old.take(STEPS) {
+            steps += 1;
+            while let Some(risk) = self.risks.get_mut(reach).filter(|risk| risk.want <= seen + pages) {
+                (risk.limit, risk.gone) = (entered, seen + gone(id, risk.want - seen));
+                reach += 1;
+            }
+            seen += pages;
+            if reach == REACHES {
+                return;
+            }
+            self.risks[reach..].iter_mut().for_each(|risk| (risk.limit, risk.gone) = (entered, seen));
+        }
+        if steps < STEPS {
+            // There is no more: all of it is at risk.
+            self.risks[reach..].iter_mut().for_each(|risk| risk.want = risk.gone);
         }
     }
 
-    /// True when what entered then would be gone with a chunk less.
-    pub fn at_risk(&self, entered: u64) -> bool {
-        if self.seen == 0 {
-            return false;
-        }
-        let (clock, edge) = self.marks[MARKS - self.seen];
-        let way = (self.edge - edge) * self.per / (self.clock - clock).max(self.per / MARKS as u64).max(1);
-        entered <= self.edge + way
+    fn is_due(&self) -> bool {
+        self.moved || self.clock - self.walked >= (self.per / 16).max(1)
     }
 
     /// The time of drops, as the table and the slots remember it.
@@ -104,8 +151,10 @@ pub struct Margin {
     ends: BigArray,
     mask: usize,
     salt: u64,
-    /// First page of the path just leased that is at risk.
-    shallowest: u32,
+    /// First page of the path just leased that is at risk with each reach.
+    shallowest: [u32; REACHES],
+    /// Lookups since the last walks.
+    lookups: u32,
 }
 
 impl Margin {
@@ -121,7 +170,8 @@ impl Margin {
             ends,
             mask: sets - 1,
             salt,
-            shallowest: u32::MAX,
+            shallowest: [u32::MAX; REACHES],
+            lookups: 0,
         }
     }
 
@@ -195,17 +245,16 @@ impl Tree {
         }
     }
 
-    /// Drops a checkpoint for want of SWA pages; `entered` of the checkpoint the order named.
-    pub(super) fn lose_checkpoint(&mut self, id: u32, entered: u64) {
+    /// Drops a checkpoint for want of SWA pages.
+    pub(super) fn lose_checkpoint(&mut self, id: u32) {
         let (slot, before) = (self.ckpts[id].slot, self.swa.cached());
         self.counters.checkpoints += 1;
         self.drop_checkpoint(id);
         let freed = before - self.swa.cached();
         if let Some(margin) = &mut self.margin {
-            margin.swa.dropped(u64::from(freed), Some(entered));
-            // Without a full group the slot may have gone with the checkpoint; regions need both groups.
-            let now = margin.swa.now().max(1);
-            self.slots.set_lost(slot, now);
+            // The time before it: its own pages have to be there too for it to stay.
+            self.slots.set_lost(slot, margin.swa.now().max(1));
+            margin.swa.dropped(u64::from(freed));
         }
     }
 
@@ -213,23 +262,55 @@ impl Tree {
     pub(super) fn note_leased(&mut self, id: u32) {
         if let Some(margin) = &mut self.margin {
             let node = &self.nodes[id];
-            if margin.full.at_risk(node.entered) {
-                margin.shallowest = margin.shallowest.min(node.depth);
-            }
+            let reach = margin.full.at_risk(node.entered);
+            margin.shallowest[reach..].iter_mut().for_each(|first| *first = node.depth.min(*first));
         }
     }
 
-    /// Before a path is leased: nothing on it is at risk yet.
+    /// Before a path is leased: nothing on it is at risk yet, and what would be is known.
     pub(crate) fn begin_worth(&mut self) {
-        if let Some(margin) = &mut self.margin {
-            margin.shallowest = u32::MAX;
+        let Some(mut margin) = self.margin.take() else { return };
+        margin.shallowest = [u32::MAX; REACHES];
+        margin.lookups += 1;
+        let late = margin.lookups >= LOOKUPS;
+        if late || margin.full.is_due() {
+            let first = self.dead.iter().take(STEPS).map(|id| self.dead_pages(id)).sum();
+            let ids = std::iter::successors(self.order.victim(), |&id| self.order.after(id));
+            let live = ids.filter(|&id| !self.dead.contains(id)).map(|id| (id, &self.nodes[id]));
+            let live = live.map(|(id, node)| (id, node.entered, u64::from(node.len)));
+            margin.full.walk(first, live, |id, want| self.pages_gone(id, want));
         }
+        if late || margin.swa.is_due() {
+            let ids = std::iter::successors(self.ckpt_order.victim(), |&id| self.ckpt_order.after(id));
+            let free = ids.take(2 * STEPS).filter(|&id| !self.frees_nothing(id)).map(|id| (id, &self.ckpts[id]));
+            let free = free.map(|(id, ckpt)| (id, ckpt.entered, u64::from(ckpt.pages)));
+            margin.swa.walk(0, free, |id, _| u64::from(self.ckpts[id].pages));
+        }
+        if late {
+            margin.lookups = 0;
+        }
+        self.margin = Some(margin);
+    }
+
+    /// Pages at the end of a leaf that no checkpoint makes resumable.
+    fn dead_pages(&self, id: u32) -> u64 {
+        let node = &self.nodes[id];
+        let kept = node.ckpts.last().map_or(node.depth, |&c| self.ckpts[c].end);
+        u64::from(node.end() - kept)
+    }
+
+    /// Pages of a node that are gone, or go next, once `want` are taken from its end: down to the last checkpoint left.
+    fn pages_gone(&self, id: u32, want: u64) -> u64 {
+        let node = &self.nodes[id];
+        let upto = node.end() - want.min(u64::from(node.len)) as u32;
+        let kept = node.ckpts[..node.ckpts.partition_point(|&c| self.ckpts[c].end <= upto)].last();
+        u64::from(node.end() - kept.map_or(node.depth, |&c| self.ckpts[c].end))
     }
 
     /// What the lookup that was just leased says: it matched to the end of `node`, is usable up to `q`, and `limit` is
     /// the last boundary that would have been of use to it. Called before the checkpoint at `q` is refreshed.
     pub(crate) fn worth(&self, node: u32, q: u32, limit: u32, missed: MissedEnds) -> Worth {
-        let Some(margin) = &self.margin else { return Worth::default() };
+        let Some(margin) = self.margin.as_deref() else { return Worth::default() };
         let page = u64::from(self.page);
         let p = self.nodes[node].end();
         let place = WalkPlace { node, offset: self.nodes[node].len, depth: p };
@@ -237,13 +318,17 @@ impl Tree {
         let mut worth = Worth { full_gain: missed.full.map(beyond), swa_gain: missed.swa.map(beyond), ..Worth::default() };
         let lost = self.lost_between(node, q, p.min(limit), margin);
         worth.swa_gain.iter_mut().zip(lost).for_each(|(gain, end)| *gain = (*gain).max(beyond(end)));
-        // At most a chunk's worth of pages would be gone from the end of this path.
-        let kept = margin.shallowest.max(p.saturating_sub(margin.full.per as u32));
-        if kept < q {
-            worth.full_loss = u64::from(q - self.usable(place, kept)) * page;
+        for (reach, loss) in worth.full_loss.iter_mut().enumerate() {
+            // At most as many pages as the chunks have would be gone from the end of this path.
+            let most = u32::try_from(margin.full.per << reach).unwrap_or(u32::MAX);
+            let kept = margin.shallowest[reach].max(p.saturating_sub(most));
+            if kept < q {
+                *loss = margin.full.weigh(reach, u64::from(q - self.usable(place, kept)) * page);
+            }
         }
-        if let Some(below) = self.window_at_risk(node, q, margin) {
-            worth.swa_loss = u64::from(q - self.usable(place, below)) * page;
+        if let Some((reach, below)) = self.window_at_risk(node, q, margin) {
+            let lost = u64::from(q - self.usable(place, below)) * page;
+            (reach..REACHES).for_each(|reach| worth.swa_loss[reach] = margin.swa.weigh(reach, lost));
         }
         worth
     }
@@ -263,8 +348,9 @@ impl Tree {
         ends
     }
 
-    /// If the checkpoint that makes `q` resumable would be gone with a chunk less: the pages before its window.
-    fn window_at_risk(&self, node: u32, q: u32, margin: &Margin) -> Option<u32> {
+    /// If the checkpoint that makes `q` resumable would be gone with chunks less: the reach, and the pages before its
+    /// window.
+    fn window_at_risk(&self, node: u32, q: u32, margin: &Margin) -> Option<(usize, u32)> {
         if q == 0 {
             return None;
         }
@@ -273,7 +359,8 @@ impl Tree {
         let c = &self.ckpts[id];
         // Pinned ones go last, and so does the deepest of a stretch.
         let spared = c.pins > 0 || self.instead_of(id) != id;
-        (!spared && margin.swa.at_risk(c.entered)).then(|| (c.end - c.pages).min(q - 1))
+        let reach = margin.swa.at_risk(c.entered);
+        (!spared && reach < REACHES).then(|| (reach, (c.end - c.pages).min(q - 1)))
     }
 }
 
@@ -288,53 +375,56 @@ mod tests {
         k
     }
 
-    /// A list of 100 pages, oldest first, that loses one page for each that enters: exactly the 16 oldest are at risk.
-    #[test]
-    fn the_next_chunk_of_victims_is_at_risk() {
-        let mut edge = Edge::new(16);
-        let mut order: std::collections::VecDeque<u64> = (0..100).map(|_| edge.enter()).collect();
-        for _ in 0..1000 {
-            order.push_back(edge.enter());
-            let victim = order.pop_front().unwrap();
-            edge.dropped(1, Some(victim));
-        }
-        let at_risk = order.iter().filter(|&&e| edge.at_risk(e)).count();
-        assert!((13..=16).contains(&at_risk), "{at_risk}");
-        assert!(order.iter().take(at_risk).all(|&e| edge.at_risk(e)));
+    /// Things of 1 to 5 pages, the n-th entered at n.
+    fn walk(edge: &mut Edge, first: u64, count: u32) {
+        let pages = |id: u32| u64::from(1 + (id - 1) % 5);
+        edge.walk(first, (1..=count).map(|id| (id, u64::from(id), pages(id))), |_, want| want);
     }
 
     #[test]
-    fn pages_that_are_used_again_thin_the_old_end_out() {
+    fn the_next_chunks_of_victims_are_at_risk() {
+        let mut edge = Edge::new(16);
+        // 1 + 2 + 3 + 4 + 5 + 1 pages, and twice that, and so on.
+        walk(&mut edge, 0, 400);
+        assert_eq!([1, 6, 7, 11, 12, 22, 23].map(|n| edge.at_risk(n)), [0, 0, 1, 1, 2, 2, 3]);
+        assert_eq!((edge.at_risk(86), edge.at_risk(87)), (4, REACHES));
+        assert_eq!([0, 4].map(|reach| edge.weigh(reach, 100)), [100, 100]);
+        // Pages that nothing makes resumable would go before them.
+        walk(&mut edge, 11, 40);
+        assert_eq!([3, 4].map(|n| edge.at_risk(n)), [0, 1]);
+        walk(&mut edge, 16, 40);
+        assert_eq!([1, 6, 7].map(|n| edge.at_risk(n)), [1, 1, 2]);
+    }
+
+    #[test]
+    fn a_hit_counts_for_the_part_that_the_chunks_are() {
+        let mut edge = Edge::new(4);
+        edge.walk(0, [(1, 7, 100)].into_iter(), |_, want| want * 10);
+        assert_eq!((edge.at_risk(7), edge.at_risk(8), edge.weigh(0, 100)), (0, REACHES, 10));
+        // A walk that ends early stands for the rest.
+        let mut edge = Edge::new(6 * STEPS as u32);
+        walk(&mut edge, 0, 1000);
+        assert_eq!([STEPS as u64, STEPS as u64 + 1].map(|n| edge.at_risk(n)), [0, REACHES]);
+        assert!((198..=204).contains(&edge.weigh(0, 100)), "{}", edge.weigh(0, 100));
+        // An order that has no more is at risk as it is.
+        walk(&mut edge, 0, 10);
+        assert_eq!((edge.at_risk(10), edge.weigh(0, 100)), (0, 100));
+    }
+
+    #[test]
+    fn a_walk_is_due_after_a_sixteenth_of_a_chunk() {
         let mut edge = Edge::new(64);
-        let mut order: std::collections::VecDeque<u64> = (0..400).map(|_| edge.enter()).collect();
-        let mut state = 7u64;
-        for round in 0..20_000 {
-            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
-            if round % 3 == 0 {
-                order.push_back(edge.enter());
-                let victim = order.pop_front().unwrap();
-                edge.dropped(1, Some(victim));
-            } else {
-                let at = (state >> 33) as usize % order.len();
-                order.remove(at);
-                order.push_back(edge.enter());
-            }
-        }
-        let at_risk = order.iter().filter(|&&e| edge.at_risk(e)).count();
-        assert!((45..=90).contains(&at_risk), "{at_risk} of 64");
-    }
-
-    #[test]
-    fn nothing_is_at_risk_while_victims_come_from_elsewhere() {
-        let mut edge = Edge::new(16);
-        (0..100).for_each(|_| _ = edge.enter());
-        assert!(!edge.at_risk(1));
-        edge.dropped(50, None);
-        assert!(!edge.at_risk(1));
-        (1..40).for_each(|e| edge.dropped(1, Some(e)));
-        assert!(edge.at_risk(45) && !edge.at_risk(90));
-        (0..50).for_each(|_| edge.dropped(1, None));
-        assert!(edge.at_risk(39) && !edge.at_risk(40));
+        walk(&mut edge, 0, 0);
+        assert!(!edge.is_due() && edge.at_risk(1) == REACHES);
+        edge.dropped(3);
+        assert!(!edge.is_due());
+        edge.dropped(1);
+        assert!(edge.is_due());
+        walk(&mut edge, 0, 40);
+        edge.leave(edge.risks[0].limit + 1);
+        assert!(!edge.is_due());
+        edge.leave(edge.risks[0].limit);
+        assert!(edge.is_due());
     }
 
     #[test]
@@ -344,14 +434,14 @@ mod tests {
         m.remember(&key(2), Lost::WithSwa, m.swa.now());
         let reaches = |m: &Margin| [m.recall(&key(1)), m.recall(&key(2))];
         assert_eq!(reaches(&m), [Some((Lost::WithFull, 0)), Some((Lost::WithSwa, 0))]);
-        m.full.dropped(8, None);
-        m.swa.dropped(4, None);
+        m.full.dropped(8);
+        m.swa.dropped(4);
         assert_eq!(reaches(&m), [Some((Lost::WithFull, 0)), Some((Lost::WithSwa, 0))]);
-        m.full.dropped(1, None);
+        m.full.dropped(1);
         m.received(false);
         assert_eq!(reaches(&m), [Some((Lost::WithFull, 1)), Some((Lost::WithSwa, 1))]);
-        m.full.dropped(8, None);
-        m.swa.dropped(16 * 4, None);
+        m.full.dropped(8);
+        m.swa.dropped(16 * 4);
         assert_eq!((reaches(&m), m.recall(&key(3))), ([Some((Lost::WithFull, 2)), None], None));
     }
 
@@ -360,7 +450,7 @@ mod tests {
         let mut m = Margin::new(1000, 10, 1);
         for i in 0..50_000 {
             m.remember(&key(i), Lost::WithFull, m.full.now());
-            m.full.dropped(1, None);
+            m.full.dropped(1);
         }
         let near = (49_000..50_000).filter(|&i| m.recall(&key(i)).is_some()).count();
         assert!(near > 900, "{near}");

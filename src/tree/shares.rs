@@ -115,6 +115,9 @@ impl Tree {
 
     /// A node is not evictable any more.
     pub(super) fn disorder_node(&mut self, id: u32) {
+        if let Some(margin) = &mut self.margin {
+            margin.full.leave(self.nodes[id].entered);
+        }
         self.order.remove(id);
         self.own_nodes.remove(self.nodes[id].tenant, id);
     }
@@ -133,6 +136,9 @@ impl Tree {
 
     /// A checkpoint may not be dropped by the policy, or moves in its order.
     pub(super) fn disorder_ckpt(&mut self, id: u32) {
+        if let Some(margin) = &mut self.margin {
+            margin.swa.leave(self.ckpts[id].entered);
+        }
         self.ckpt_order.remove(id);
         self.own_ckpts.remove(self.ckpts[id].tenant, id);
     }

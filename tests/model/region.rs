@@ -54,7 +54,7 @@ impl World {
         assert_eq!(stats.split.swa_chunks, swa + drains(Group::Swa));
         let sizes = (full * u64::from(region.full_pages), swa * u64::from(region.swa_pages));
         assert_eq!(self.usable(), sizes, "usable pages of {owners:?}");
-        let least = (region.min_full_chunks.max(1), (setup.quota() + setup.scratch).div_ceil(region.swa_pages));
+        let least = (region.min_full_chunks.max(1), setup.least_swa().div_ceil(region.swa_pages));
         assert!(full >= u64::from(least.0) && swa >= u64::from(least.1), "{full} and {swa} chunks, least {least:?}");
     }
 

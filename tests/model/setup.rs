@@ -57,7 +57,7 @@ impl Setup {
         // Both groups, and an SWA part from one window on: the chunks decide the rest.
         let mut setup = Setup::decode([b[0], b[1], b[2] % 6, b[3], b[4], b[5], 7, b[7], b[8], b[9]]);
         let (full_pages, swa_pages) = (1 + u32::from(shape % 7), 1 + u32::from(shape / 7 % 4));
-        let min_swa_chunks = (setup.quota() + setup.scratch).div_ceil(swa_pages);
+        let min_swa_chunks = setup.least_swa().div_ceil(swa_pages);
         let least_full = (3 + u32::from(b[5]) % 16).div_ceil(full_pages);
         // Mostly one or two chunks beyond the least, so that the pools are full soon.
         let spare = 1 + u32::from(size % 4) + u32::from(size > 200) * u32::from(size % 16);
@@ -147,6 +147,11 @@ impl Setup {
     /// Pages of the window quota of one sequence.
     pub fn quota(&self) -> u32 {
         window_quota(self.page, self.window, self.n_mtp)
+    }
+
+    /// SWA pages that a region keeps for scratch, one window and one checkpoint.
+    pub fn least_swa(&self) -> u32 {
+        self.scratch + self.quota() + self.window.div_ceil(self.page) + 1
     }
 
     /// Longest prompt that operations make: beyond the smaller pools, so that refusals are seen.

@@ -14,7 +14,7 @@ from hypothesis.stateful import initialize, invariant, rule, run_state_machine_a
 
 import mimo_cache
 from engine import HEADS, ROW, Engine, Rows
-from helpers import Steps, plain, refused
+from helpers import Steps, plain, refused, tables
 from mimo_cache import Geometry, InvalidArgument, PrefixCache, Region
 from reference import Layout
 from test_state_machine import Machine
@@ -49,8 +49,8 @@ def test_a_region_says_what_it_is() -> None:
     assert eval(repr(r)) == r != region()
     cache = plain(full_pages=0, swa_pages=0, scratch_pages=4, region=r)
     assert (cache.full_pages, cache.swa_pages, cache.scratch_pages) == (96, 32, 4)
-    # W 5, one MTP head and four tokens a page: a window takes 4 pages, scratch 4 more.
-    assert cache.region == region(min_full_chunks=2, min_swa_chunks=4)
+    # W 5, one MTP head and four tokens a page: a window takes 4 pages, a checkpoint up to 3, scratch 4.
+    assert cache.region == region(min_full_chunks=2, min_swa_chunks=6)
     assert plain().region is None
     assert plain().chunk_owners() == []
     assert plain().stats().split == mimo_cache.PrefixCache.plain(page_size=1, full_pages=3).stats().split
@@ -78,7 +78,7 @@ def test_bad_regions_are_refused(changes: dict[str, Any], words: str) -> None:
 
 
 def test_a_cache_refuses_a_region_that_does_not_fit_it() -> None:
-    with pytest.raises(InvalidArgument, match="at least 5"):
+    with pytest.raises(InvalidArgument, match="at least 7"):
         plain(
             full_pages=0,
             swa_pages=0,
@@ -90,7 +90,7 @@ def test_a_cache_refuses_a_region_that_does_not_fit_it() -> None:
     with pytest.raises(InvalidArgument, match="one group"):
         PrefixCache(Geometry.preset("uniform"), region=region())
     with pytest.raises(InvalidArgument, match="Region or None"):
-        plain(full_pages=0, swa_pages=0, region=16)  # type: ignore[arg-type]
+        plain(full_pages=0, swa_pages=0, region=16)
     with refused(plain(), InvalidArgument, "region"):
         plain().reassign("full")
 
@@ -112,10 +112,10 @@ def test_reassign_by_name() -> None:
     assert (stats.full.total, stats.swa.total) == (48, 16)
     assert (stats.split.to_full, stats.split.to_swa, stats.split.draining) == (1, 1, None)
     assert set(stats.as_dict()["split"]) >= {"full_chunks", "draining", "worth"}
-    # Four pages of scratch and a window stay the SWA pool's, one chunk the full pool's.
+    # Scratch, a window and a checkpoint stay the SWA pool's, one chunk the full pool's.
     while cache.reassign("full"):
         pass
-    assert [owner for owner, _ in cache.chunk_owners()].count("swa") == 4
+    assert [owner for owner, _ in cache.chunk_owners()].count("swa") == 6
     while cache.reassign("swa"):
         pass
     assert [owner for owner, _ in cache.chunk_owners()].count("full") == 1
@@ -133,9 +133,7 @@ def test_cached_pages_move_with_the_next_plan_and_nobody_hears_of_it() -> None:
     assert cache.stats().split.draining == "full"
     with cache.request(np.arange(5, dtype=np.int32)).open() as seq:
         seq.reserve(5)
-        plan = cache.fill(
-            steps.next, [seq], *[np.zeros((1, 64), np.int32)] * 2, np.zeros(1, np.int32), np.zeros(1, np.int32)
-        )
+        plan = cache.fill(steps.next, [seq], *tables(1))
         copies = [(group, src, dst) for group, src, dst in plan.copies]
         # Chunk 0 is pages 1 to 6; the prompt's other pages are in chunk 1, and so are the new ones.
         assert [(group, src) for group, src, _ in copies] == [("full", page) for page in range(1, 7)]
@@ -180,7 +178,7 @@ def test_fit_and_layout() -> None:
         ({"size": 1 << 20}, "chunks of the region"),
     ):
         with pytest.raises(InvalidArgument, match=words):
-            Region.fit(geometry, **arguments)  # type: ignore[arg-type]
+            Region.fit(geometry, **arguments)
     with pytest.raises(InvalidArgument, match="single group"):
         Region.fit(Geometry.preset("uniform"), 1 << 30)
 
