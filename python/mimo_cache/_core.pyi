@@ -533,15 +533,11 @@ class PoolStats:
 
 @final
 class SplitStats:
-    """How a region is split between the pools, and what its chunks are worth. All zero without a region."""
+    """How a region is split between the pools. All zero without a region."""
 
     @property
     def draining(self) -> Literal["full", "swa"] | None:
         """The pool that gives a chunk up just now."""
-    @property
-    def worth(self) -> dict[str, int]:
-        """Sums over all lookups, in tokens: what a chunk more would have saved (full_gain, swa_gain), and what one
-        less would have cost (full_loss, swa_loss)."""
     @property
     def full_chunks(self) -> int:
         """Chunks of the full pool, one that drains included."""

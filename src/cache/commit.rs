@@ -296,7 +296,7 @@ impl Cache {
         }
         let at = *slots.last().expect("a window has a page");
         let turn = self.seqs[index].report.turn;
-        self.tree.add_checkpoint(Checkpoint { slot: at, end, kinds, matched: false, turn, pages, pins: 0, tenant, entered: 0 });
+        self.tree.add_checkpoint(Checkpoint { slot: at, end, kinds, matched: false, turn, pages, pins: 0, tenant });
         let sup = self.config.retention.sup;
         if sup > 0 && kinds & (kind::PROMPT_END | kind::SEQ_END) != 0 {
             self.tree.supersede(node, end, sup);

@@ -7,7 +7,7 @@ use crate::error::{Error, Result};
 use crate::key::{Key, Span};
 use crate::policy::{NIL, kind};
 use crate::pool::{Hold, NONE};
-use crate::tree::{Cursor, MissedEnds, Query, Tree, WalkPlace};
+use crate::tree::{Cursor, Query, Tree, WalkPlace};
 use smallvec::SmallVec;
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -40,7 +40,7 @@ impl Cache {
         let pages = (len / self.page()) as u32;
         let key = self.tree.current_key(&req.base, &req.weights, &req.options.key);
         let root = found.root.unwrap_or_else(|| self.tree.ensure_root(key));
-        let (report, ends) = self.report_and_ends(root, query, found.place, found.usable);
+        let report = self.report_of(root, query, found.place, found.usable);
         req.opened = true;
         self.next_generation = self.next_generation.wrapping_add(1);
         let generation = self.next_generation;
@@ -84,7 +84,7 @@ impl Cache {
         };
         let index = self.seqs.insert(seq);
         self.enlist(index);
-        self.take(index, root, &found, credit, ends);
+        self.take(index, root, &found, credit);
         Ok(SeqId { index, generation })
     }
 
@@ -100,7 +100,7 @@ impl Cache {
         self.admit(&found, seq.tokens.len() as u64, credit)?;
         let key = self.tree.current_key(&seq.base, &seq.weights, &seq.key);
         let root = found.root.unwrap_or_else(|| self.tree.ensure_root(key));
-        let (report, ends) = self.report_and_ends(root, self.seqs[id.index].query(), found.place, found.usable);
+        let report = self.report_of(root, self.seqs[id.index].query(), found.place, found.usable);
         let seq = &mut self.seqs[id.index];
         seq.cursor = cursor;
         seq.parked = false;
@@ -108,7 +108,7 @@ impl Cache {
         seq.report = report;
         self.parked -= 1;
         self.enlist(id.index);
-        self.take(id.index, root, &found, credit, ends);
+        self.take(id.index, root, &found, credit);
         let seq = &self.seqs[id.index];
         let at = seq.parked_at;
         if 0 < at && at <= seq.leased {
@@ -195,16 +195,13 @@ impl Cache {
     }
 
     /// Leases what was found and fills in the sequence; cannot fail after [`Self::admit`].
-    fn take(&mut self, index: u32, root: u32, found: &Found, credit: u64, ends: MissedEnds) {
+    fn take(&mut self, index: u32, root: u32, found: &Found, credit: u64) {
         let page = self.page();
         let (p, q) = (found.place.depth, found.usable);
         let tree = &mut self.tree;
         let top = tree.roots[root].node;
         let node = if p == 0 { top } else { tree.node_ending_at(found.place.node, p) };
-        tree.begin_worth();
         tree.lease_path(node);
-        let limit = (self.seqs[index].tokens.len() as u64 - 1) / page;
-        let worth = tree.worth(node, q, limit as u32, ends);
         let slot = tree.nodes[node].last_slot();
         let first = q - tree.need_at(q);
         let window = tree.path_slots(node, first, q);
@@ -268,7 +265,7 @@ impl Cache {
         self.hit_tokens += matched.delivered;
         self.full_kv_tokens += matched.matched.full_kv_match;
         self.misses.add(&matched.misses);
-        self.weigh(matched.prompt_tokens, worth);
+        self.weigh();
         self.settle();
     }
 

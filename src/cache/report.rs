@@ -5,7 +5,7 @@ use super::{Cache, CheckpointInfo, Explanation, Match, Misses, PoolStats, Report
 use crate::error::{Error, Result};
 use crate::key::{Key, Span, page_key, page_spans, validate_spans};
 use crate::policy::{NIL, kind};
-use crate::tree::{MissedEnds, Query, WalkPlace};
+use crate::tree::{Query, WalkPlace};
 
 /// Checkpoints listed in an explanation.
 const LISTED: usize = 64;
@@ -26,18 +26,6 @@ impl Misses {
 impl Cache {
     /// The report of a lookup that ended at `place` with `usable` pages.
     pub(super) fn report_of(&self, root: u32, query: Query<'_>, place: WalkPlace, usable: u32) -> Report {
-        self.report_and_ends(root, query, place, usable).0
-    }
-
-    /// The same, and which boundaries after the match a chunk more would have kept.
-    pub(super) fn report_and_ends(
-        &self,
-        root: u32,
-        query: Query<'_>,
-        place: WalkPlace,
-        usable: u32,
-    ) -> (Report, MissedEnds) {
-        let mut ends = MissedEnds::default();
         let page = self.page();
         let n = query.tokens.len() as u64;
         let whole = n / page;
@@ -55,7 +43,7 @@ impl Cache {
                 0 => self.tree.roots[root].key,
                 _ => *self.tree.slots.key(self.tree.slot_above(place.node, place.depth - 1)),
             };
-            let evicted = self.evicted_run(parent, query, place.depth, rest, &mut ends);
+            let evicted = self.evicted_run(parent, query, place.depth, rest);
             misses.evicted = evicted * page;
             rest -= evicted;
             // Another sequence works on the pages right after its lease; those that were evicted before count as such.
@@ -69,20 +57,12 @@ impl Cache {
             misses.never_seen = rest * page - misses.capacity;
         }
         let matched = Match { full_kv_match: p * page, usable: q * page };
-        let report = Report { prompt_tokens: n, matched, promised: q * page, delivered: q * page, misses, turn: 1 };
-        (report, ends)
+        Report { prompt_tokens: n, matched, promised: q * page, delivered: q * page, misses, turn: 1 }
     }
 
     /// Pages from `from` on that the ghosts remember. They were dropped deepest first, so that the first page that is
     /// not remembered ends the run.
-    fn evicted_run(
-        &self,
-        mut parent: [u8; 32],
-        query: Query<'_>,
-        from: u32,
-        most: u64,
-        ends: &mut MissedEnds,
-    ) -> u64 {
+    fn evicted_run(&self, mut parent: [u8; 32], query: Query<'_>, from: u32, most: u64) -> u64 {
         let size = self.config.page_size as usize;
         for i in 0..most {
             let page = u64::from(from) + i;
@@ -90,9 +70,6 @@ impl Cache {
             parent = page_key(&parent, tokens, page_spans(query.spans, page, size as u32));
             if self.tree.ghosts.dropped_ago(&parent).is_none() {
                 return i;
-            }
-            if let Some(margin) = &self.tree.margin {
-                margin.note_missed(&parent, page as u32 + 1, ends);
             }
         }
         most

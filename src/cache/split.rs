@@ -10,7 +10,6 @@
 
 use super::{Cache, Group, PageCopy, Stats};
 use crate::error::{Error, Result};
-use crate::policy::{Balance, REACHES, Worth};
 use crate::pool::{Full, Holding, Page, Quarantined, Region, Swa};
 use crate::tree::Until;
 
@@ -22,8 +21,6 @@ const LOOKS: u32 = 512;
 const SHRINK: u64 = 8;
 /// Opened sequences over which the highest demand is remembered, at least.
 const RECENT: u64 = 1024;
-/// One change is of at most this part of the region's chunks.
-const STEP: u32 = 16;
 /// Opened sequences after which a chunk that loses no page any more is kept after all.
 const STUCK: u64 = 1024;
 
@@ -74,9 +71,6 @@ pub(super) struct Split {
     drain: Option<Drain>,
     /// SWA pages beyond the share that the cache may still keep, while it shrinks.
     slack: u64,
-    balance: Balance,
-    /// The change that is due: the pool that gets chunks, and how many more after the one that drains.
-    due: Option<(Group, u32)>,
     full_peak: Peak,
     swa_peak: Peak,
     opens: u64,
@@ -104,8 +98,6 @@ pub struct SplitStats {
     pub full_relocated: u64,
     /// SWA pages copied out of chunks.
     pub swa_relocated: u64,
-    /// Sums over all lookups of what chunks more or less would have been worth, in tokens.
-    pub worth: Worth,
 }
 
 impl Split {
@@ -114,8 +106,6 @@ impl Split {
             region: region.clone(),
             drain: None,
             slack: 0,
-            balance: Balance::default(),
-            due: None,
             full_peak: Peak::default(),
             swa_peak: Peak::default(),
             opens: 0,
@@ -141,10 +131,9 @@ impl Cache {
             }
         }
         let begun = self.begin_drain(to, chunk);
-        if let Some(split) = self.split.as_deref_mut().filter(|_| begun) {
+        if begun {
             // Whoever asks for chunks does not want them back at once.
-            split.due = None;
-            split.balance.restart();
+            self.tree.balance_anew(None);
         }
         self.rebalance();
         self.settle();
@@ -187,6 +176,7 @@ impl Cache {
         let (first, len) = if from == Group::Full { tree.full.drain(chunk) } else { tree.swa.drain(chunk) };
         split.drain = Some(Drain { from, first, len, cursor: 0, left: len, waited: 0 });
         split.slack = u64::from(slack);
+        tree.balance_counts(false);
         true
     }
 
@@ -256,97 +246,88 @@ impl Cache {
     /// The end of every call that changes something: a chunk without pages is the other pool's from here on, and
     /// changes become events.
     pub(super) fn settle(&mut self) {
-        if self.settle_split() {
-            self.go_on();
-        }
+        self.settle_split();
         self.tree.settle();
     }
 
-    /// True when a chunk changed owner just now.
-    fn settle_split(&mut self) -> bool {
-        let Some(split) = self.split.as_deref_mut() else { return false };
-        let Some(drain) = &mut split.drain else { return false };
+    fn settle_split(&mut self) {
+        let Some(split) = self.split.as_deref_mut() else { return };
+        let Some(drain) = &mut split.drain else { return };
         let tree = &mut self.tree;
         let left = if drain.from == Group::Full { tree.full.draining() } else { tree.swa.draining() };
         if left < drain.left {
             (drain.left, drain.waited) = (left, 0);
         }
         if left > 0 {
-            return false;
+            return;
         }
-        let from = drain.from;
-        split.drain = None;
-        let to = match from {
+        match drain.from {
             Group::Full => {
                 let chunk = tree.full.give_up();
                 tree.swa.take_over(chunk);
                 split.stats.to_swa += 1;
-                Group::Swa
             }
             Group::Swa => {
                 let chunk = tree.swa.give_up();
                 tree.full.take_over(chunk);
                 split.stats.to_full += 1;
-                Group::Full
             }
-        };
-        split.slack = 0;
-        if let Some(margin) = &mut tree.margin {
-            margin.received(to == Group::Full);
         }
-        true
+        (split.drain, split.slack) = (None, 0);
+        tree.balance_counts(true);
     }
 
-    /// A sequence was opened on a prompt of so many tokens; what its lookup says may begin a change.
-    pub(super) fn weigh(&mut self, prompt: u64, mut worth: Worth) {
+    /// A sequence was opened: remembers the demand, and begins the change that is due, if one is.
+    pub(super) fn weigh(&mut self) {
         let Some(split) = self.split.as_deref_mut() else { return };
         split.opens += 1;
         let turn = split.opens.is_multiple_of(RECENT);
         let tree = &self.tree;
         split.full_peak.see(u64::from(tree.full.private()) + tree.leased_full() + self.promised, turn);
         split.swa_peak.see(self.quota + self.copy_holds, turn);
-        // A pool with a chunk to spare, all promises kept, would neither gain by another nor lose by one less.
-        if u64::from(tree.full.free()) >= u64::from(split.region.full_pages) + self.promised {
-            (worth.full_gain, worth.full_loss) = ([0; REACHES], [0; REACHES]);
-        }
-        let used = u64::from(tree.swa.cached()) - tree.leased_swa() + self.quota + self.copy_holds;
-        let share = u64::from(tree.swa.usable() - self.config.scratch_pages);
-        if used + u64::from(split.region.swa_pages) <= share {
-            (worth.swa_gain, worth.swa_loss) = ([0; REACHES], [0; REACHES]);
-        }
-        split.stats.worth.add(&worth);
         if let Some(drain) = &mut split.drain {
             drain.waited += 1;
             if drain.waited > STUCK {
                 if drain.from == Group::Full { self.tree.full.undrain() } else { self.tree.swa.undrain() }
-                (split.drain, split.slack, split.due) = (None, 0, None);
+                (split.drain, split.slack) = (None, 0);
                 split.stats.kept += 1;
+                self.tree.balance_anew(None);
+                self.tree.balance_counts(true);
             }
             return;
         }
-        if std::env::var("DBG").is_ok() { eprintln!("B {} {:?} {:?} full {} swa {}", split.opens, worth, split.balance, self.tree.full.usable(), self.tree.swa.usable()); }
-        if let Some((to, chunks)) = split.balance.observe(prompt, &worth).filter(|_| split.region.adaptive) {
-            let most = split.region.chunks / STEP;
-            split.due = Some((to, chunks.min(most).max(1)));
-            if self.go_on()
-                && let Some(split) = self.split.as_deref_mut()
-            {
-                split.balance.moved(to);
+        if !split.region.adaptive {
+            return;
+        }
+        while let Some(to) = self.in_want_of_fresh() {
+            if !self.begin_drain(to, None) {
+                break;
             }
+            self.settle_split();
+        }
+        if let Some(to) = self.tree.balance_due()
+            && self.begin_drain(to, None)
+        {
+            self.tree.balance_anew(Some(to));
+            self.rebalance();
         }
     }
 
-    /// Begins the next chunk of the change that is due; whether it could.
-    fn go_on(&mut self) -> bool {
-        let Some((to, left)) = self.split.as_deref().and_then(|s| s.due) else { return false };
-        let begun = self.begin_drain(to, None);
-        if let Some(split) = self.split.as_deref_mut() {
-            split.due = Some((to, left - 1)).filter(|_| begun && left > 1);
+    /// A pool that has less than a chunk free while the other one has a chunk that was never used: what nobody has needed
+    /// yet goes to who needs it first, whatever the split at the start.
+    fn in_want_of_fresh(&self) -> Option<Group> {
+        let tree = &self.tree;
+        let (full, swa) = tree.full.chunks().zip(tree.swa.chunks())?;
+        let full_left = u64::from(tree.full.free()).saturating_sub(self.promised);
+        let windows = u64::from(tree.swa.cached()) - tree.leased_swa() + self.quota + self.copy_holds;
+        let swa_left = self.swa_share().saturating_sub(windows);
+        if swa.has_fresh() && full_left < u64::from(full.per()) {
+            Some(Group::Full)
+        } else if full.has_fresh() && swa_left < u64::from(swa.per()) {
+            Some(Group::Swa)
+        } else {
+            None
         }
-        if begun {
-            self.rebalance();
-        }
-        begun
     }
 
     /// Pages that the full and the SWA pool can promise now, scratch included: those of a chunk that drains left out.

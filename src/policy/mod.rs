@@ -8,7 +8,7 @@ mod balance;
 mod lru;
 pub mod retention;
 
-pub use balance::{Balance, REACHES, Worth};
+pub use balance::Balance;
 pub use lru::{LruList, NIL};
 pub use retention::{Retention, kind};
 

@@ -52,6 +52,8 @@ struct IdChunk {
     used: u32,
     /// Free ids, given back or never handed out.
     free: u32,
+    /// Nobody has had anything of the chunk yet, in either pool.
+    fresh: bool,
 }
 
 /// Ids by chunk.
@@ -65,6 +67,8 @@ pub struct ChunkedIds {
     open: Box<ChunkSet>,
     free: u32,
     usable: u32,
+    /// Fresh chunks among the owned ones.
+    fresh: u32,
 }
 
 /// See the module's text.
@@ -91,7 +95,7 @@ impl FreeIds {
 
     /// `chunks` chunks of `per` ids each; those in `owned` are this pool's.
     pub fn chunked(chunks: u32, per: u32, owned: std::ops::Range<u32>) -> Self {
-        let none = IdChunk { holding: Holding::Other, head: 0, used: 0, free: per };
+        let none = IdChunk { holding: Holding::Other, head: 0, used: 0, free: per, fresh: false };
         let mut ids = ChunkedIds {
             per,
             chunks: vec![none; chunks as usize],
@@ -99,8 +103,12 @@ impl FreeIds {
             open: Box::new(ChunkSet { words: [0; 64], summary: 0 }),
             free: 0,
             usable: 0,
+            fresh: owned.len() as u32,
         };
-        owned.for_each(|chunk| ids.take_over(chunk));
+        for chunk in owned {
+            ids.take_over(chunk);
+            ids.chunks[chunk as usize].fresh = true;
+        }
         FreeIds::Chunked(ids)
     }
 
@@ -175,6 +183,9 @@ impl ChunkedIds {
         };
         chunk.free -= 1;
         self.free -= 1;
+        if std::mem::take(&mut chunk.fresh) {
+            self.fresh -= 1;
+        }
         if chunk.free == 0 {
             self.open.set(c, false);
         }
@@ -225,6 +236,11 @@ impl ChunkedIds {
         self.per - self.chunks[chunk as usize].free
     }
 
+    /// True when a chunk is there of which nobody has had anything yet.
+    pub fn has_fresh(&self) -> bool {
+        self.fresh > 0
+    }
+
     /// The owned chunk with the fewest ids in use; of several the highest.
     pub fn emptiest(&self) -> Option<u32> {
         (0..self.count()).rev().filter(|&c| self.holding(c) == Holding::Owned).min_by_key(|&c| self.live(c))
@@ -235,6 +251,7 @@ impl ChunkedIds {
         let c = &mut self.chunks[chunk as usize];
         assert!(c.holding == Holding::Owned, "chunk {chunk} is not this pool's to drain");
         c.holding = Holding::Draining;
+        self.fresh -= u32::from(std::mem::take(&mut c.fresh));
         self.free -= c.free;
         self.usable -= self.per;
         self.open.set(chunk as usize, false);
@@ -254,7 +271,7 @@ impl ChunkedIds {
     pub fn give_up(&mut self, chunk: u32) {
         let c = &mut self.chunks[chunk as usize];
         assert!(c.holding == Holding::Draining && c.free == self.per, "chunk {chunk} is in use and cannot be given up");
-        *c = IdChunk { holding: Holding::Other, head: 0, used: 0, free: self.per };
+        *c = IdChunk { holding: Holding::Other, head: 0, used: 0, free: self.per, fresh: false };
     }
 
     /// A chunk of the other pool becomes this one's.
@@ -293,6 +310,10 @@ impl ChunkedIds {
             if open != (c.holding == Holding::Owned && c.free > 0) {
                 return Err(format!("chunk {i} with {} free ids is listed as open: {open}", c.free));
             }
+        }
+        let fresh = self.chunks.iter().filter(|c| c.fresh).count() as u32;
+        if fresh != self.fresh || self.chunks.iter().any(|c| c.fresh && (c.used > 0 || c.holding != Holding::Owned)) {
+            return Err(format!("{fresh} fresh chunks, counted {}", self.fresh));
         }
         let summary = (0..64).filter(|&w| self.open.words[w] != 0).fold(0u64, |s, w| s | 1 << w);
         if (free, usable, summary) != (self.free, self.usable, self.open.summary) {

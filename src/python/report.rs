@@ -1,7 +1,6 @@
 //! What lookups and statistics look like in Python: `Match`, `Report`, `Explanation`, `Checkpoint`, `Stats`, `PoolStats`, `SplitStats`.
 
 use crate::cache::{CheckpointInfo, Explanation, Match, Misses, PoolStats, Report, SplitStats, Stats};
-use crate::policy::Worth;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyByteArray, PyDict, PyList};
@@ -190,19 +189,9 @@ impl Nested for PoolStats {
     }
 }
 
-fn worth_dict<'py>(py: Python<'py>, worth: &Worth) -> PyResult<Bound<'py, PyDict>> {
-    let out = PyDict::new(py);
-    out.set_item("full_gain", Worth::best(&worth.full_gain))?;
-    out.set_item("full_loss", worth.full_loss[0])?;
-    out.set_item("swa_gain", Worth::best(&worth.swa_gain))?;
-    out.set_item("swa_loss", worth.swa_loss[0])?;
-    Ok(out)
-}
-
 impl Nested for SplitStats {
     fn nest(&self, out: &Bound<'_, PyDict>) -> PyResult<()> {
-        out.set_item("draining", self.draining.map(super::region::name))?;
-        out.set_item("worth", worth_dict(out.py(), &self.worth)?)
+        out.set_item("draining", self.draining.map(super::region::name))
     }
 }
 
@@ -279,7 +268,7 @@ counters! {
 }
 
 counters! {
-    /// How a region is split between the pools, and what its chunks are worth. All zero without a region.
+    /// How a region is split between the pools. All zero without a region.
     PySplitStats(SplitStats) as "SplitStats" {
         /// Chunks of the full pool, one that drains included.
         full_chunks,
@@ -303,13 +292,6 @@ counters! {
     #[getter]
     fn draining(&self) -> Option<&'static str> {
         self.0.draining.map(super::region::name)
-    }
-
-    /// Sums over all lookups, in tokens: what a chunk more would have saved (full_gain, swa_gain), and what one less
-    /// would have cost (full_loss, swa_loss).
-    #[getter]
-    fn worth<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
-        worth_dict(py, &self.0.worth)
     }
 }
 

@@ -28,8 +28,6 @@ pub struct Checkpoint {
     pub pins: u32,
     /// Who made it.
     pub tenant: u32,
-    /// When it entered the order of eviction.
-    pub entered: u64,
 }
 
 impl Tree {
@@ -63,7 +61,6 @@ impl Tree {
         } else {
             let id = self.ckpts.insert(made);
             self.slots.set_ckpt(slot, id);
-            self.slots.set_lost(slot, 0);
             let at = self.nodes[node].ckpts.partition_point(|&c| self.ckpts[c].end < end);
             self.nodes[node].ckpts.insert(at, id);
             self.order_ckpt(id);
@@ -129,26 +126,20 @@ impl Tree {
             return self.ckpts[id].turn;
         }
         for page in self.window_pages(node, end, self.need_at(end)).unwrap_or_default() {
-            if let Some(hint) = self.keeper_of(page, node, end) {
-                self.touch_ckpt(hint);
+            let meta = *self.swa_meta.get(page as usize);
+            if meta.refs == 0 {
+                continue;
+            }
+            let near = self.ckpts.get(meta.hint).is_some_and(|c| {
+                c.end > end
+                    && c.end - c.pages < end
+                    && self.nodes[self.slots.node(c.slot)].root == self.nodes[node].root
+            });
+            if near {
+                self.touch_ckpt(meta.hint);
             }
         }
         0
-    }
-
-    /// A checkpoint beyond boundary `end` that keeps this page of its window, as far as the page's hint tells.
-    fn keeper_of(&self, page: u32, node: u32, end: u32) -> Option<u32> {
-        let meta = *self.swa_meta.get(page as usize);
-        let near = self.ckpts.get(meta.hint).is_some_and(|c| {
-            c.end > end && c.end - c.pages < end && self.nodes[self.slots.node(c.slot)].root == self.nodes[node].root
-        });
-        (meta.refs > 0 && near).then_some(meta.hint)
-    }
-
-    /// A checkpoint that makes boundary `end`, which has none of its own, resumable.
-    pub(super) fn hint_at(&self, node: u32, end: u32) -> Option<u32> {
-        let pages = self.window_pages(node, end, self.need_at(end))?;
-        pages.into_iter().find_map(|page| self.keeper_of(page, node, end))
     }
 
     /// SUPn after an END was made at `end` on the path through `node`: of the ends above, those beyond the newest `n`

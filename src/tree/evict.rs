@@ -18,14 +18,10 @@ impl Tree {
                 self.unpin_node(id);
                 continue;
             }
-            let (before, cached) = (self.full.free(), self.full.cached());
+            let before = self.full.free();
             self.evict_tail(id, want - got);
             // What was still to be copied, or is in a chunk that drains, does not become free.
             got += self.full.free() - before;
-            let dropped = cached - self.full.cached();
-            if let Some(margin) = &mut self.margin {
-                margin.full.dropped(u64::from(dropped));
-            }
         }
         got
     }
@@ -84,7 +80,6 @@ impl Tree {
                 self.counters.checkpoints += 1;
                 self.drop_checkpoint(ckpt);
             }
-            self.note_dropped_end(slot, ckpt != NIL);
             self.ghosts.add(self.slots.key(slot));
             self.remove_tail(id);
             self.counters.full += 1;
@@ -167,7 +162,8 @@ impl Tree {
                 }
                 let other = self.instead_of(id);
                 let id = if self.ckpts[other].pins > 0 && !pinned || self.frees_nothing(other) { id } else { other };
-                self.lose_checkpoint(id);
+                self.counters.checkpoints += 1;
+                self.drop_checkpoint(id);
             }
         }
         gone(self)

@@ -14,7 +14,6 @@ mod evict;
 pub mod ghost;
 mod integrity;
 mod lease;
-mod margin;
 pub mod node;
 mod order;
 mod pins;
@@ -28,7 +27,6 @@ mod usable;
 mod walk;
 
 pub use checkpoint::Checkpoint;
-pub use margin::{Margin, MissedEnds};
 pub use relocate::Until;
 pub use slots::{Run, Slots};
 pub use walk::{Cursor, Place as WalkPlace, Query};
@@ -159,10 +157,9 @@ pub struct Tree {
     swa_leased: u64,
     swa_waiting: u64,
     tenants: BTreeMap<u32, Tenant>,
-    /// With a region: slots of cached full pages, pages that were copied just now, and what chunks are worth.
+    /// With a region: slots of cached full pages, and pages that were copied just now.
     full_slots: Option<ChunkVec<u32>>,
     landing: Landing,
-    pub(crate) margin: Option<Box<Margin>>,
     pub(crate) ghosts: Ghosts,
     pub(crate) events: Events,
     hash: FixedState,
@@ -174,22 +171,12 @@ impl Tree {
     /// An empty tree; the configuration was validated.
     pub fn new(c: &CacheConfig) -> Self {
         let has_swa = c.swa_pages > 0;
-        let mut slots = Slots::new(c.page_size, u64::from(c.full_pages.max(c.swa_pages)));
-        let (full, swa, margin) = match &c.region {
-            None => (Pool::new(c.full_pages), Pool::new(c.swa_pages), None),
-            Some(r) => {
-                slots.remember_lost();
-                (
-                    Pool::of_chunks(r.chunks, r.full_pages, 0..r.full_chunks),
-                    Pool::of_chunks(r.chunks, r.swa_pages, r.full_chunks..r.chunks),
-                    Some(Box::new(Margin::new(r.full_pages, r.swa_pages, c.seed))),
-                )
-            }
-        };
-        // A drop is told from a page never seen for as long as it says what a chunk is worth.
-        let ghosts = match &c.region {
-            None => c.ghost_pages,
-            Some(r) => c.ghost_pages.max((16 * r.full_pages).min(c.full_pages)),
+        let (full, swa) = match &c.region {
+            None => (Pool::new(c.full_pages), Pool::new(c.swa_pages)),
+            Some(r) => (
+                Pool::of_chunks(r.chunks, r.full_pages, 0..r.full_chunks),
+                Pool::of_chunks(r.chunks, r.swa_pages, r.full_chunks..r.chunks),
+            ),
         };
         Tree {
             page: c.page_size,
@@ -199,7 +186,7 @@ impl Tree {
             has_full: c.full_pages > 0,
             has_swa,
             fingerprint: c.fingerprint,
-            slots,
+            slots: Slots::new(c.page_size, u64::from(c.full_pages.max(c.swa_pages))),
             nodes: Arena::default(),
             roots: Arena::default(),
             by_key: BTreeMap::new(),
@@ -237,8 +224,7 @@ impl Tree {
             tenants: BTreeMap::new(),
             full_slots: c.region.is_some().then(|| ChunkVec::new(0)),
             landing: Landing::default(),
-            margin,
-            ghosts: Ghosts::new(ghosts, c.seed),
+            ghosts: Ghosts::new(c.ghost_pages, c.seed),
             events: Events::new(c.event_capacity),
             hash: FixedState::with_seed(c.seed),
             table: ChildTable::default(),
@@ -334,7 +320,6 @@ impl Tree {
             + self.swa_meta.bytes()
             + self.records.bytes()
             + self.full_slots.as_ref().map_or(0, ChunkVec::bytes)
-            + self.margin.as_ref().map_or(0, |m| m.bytes())
             + (self.generations.len() + self.outdated.len()) as u64 * GENERATION_BYTES
     }
 }

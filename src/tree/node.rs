@@ -59,8 +59,6 @@ pub struct Node {
     pub stamp: u64,
     /// Order of eviction.
     pub place: Place,
-    /// When it entered that order.
-    pub entered: u64,
     /// Its valid entry in a step's bucket.
     pub ticket: u64,
     /// Checkpoints inside it, shallow first.
@@ -94,7 +92,6 @@ impl Node {
             pinned_children: 0,
             stamp: 0,
             place: Place::None,
-            entered: 0,
             ticket: 0,
             ckpts: SmallVec::new(),
             swa: 0,

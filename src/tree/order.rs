@@ -10,10 +10,7 @@ impl Tree {
         match node.place {
             Place::None => return,
             Place::Pending => self.pending_full -= u64::from(node.len) * u64::from(self.has_full),
-            Place::Evictable => {
-                self.note_leased(id);
-                self.disorder_node(id);
-            }
+            Place::Evictable => self.disorder_node(id),
             Place::Pinned => self.pinned.remove(id),
         }
         self.nodes[id].place = Place::None;

@@ -16,7 +16,6 @@ impl Tree {
         let mut upper = Node::new(node.parent, node.root, node.depth, node.tenant);
         upper.stamp = node.stamp;
         upper.place = node.place;
-        upper.entered = node.entered;
         upper.leased_children = u32::from(node.is_leased());
         upper.pinned_children = u32::from(node.is_pinned());
         upper.hash = node.hash;

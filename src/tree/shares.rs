@@ -103,9 +103,6 @@ impl Tree {
 
     /// A node became evictable.
     pub(super) fn order_node(&mut self, id: u32) {
-        if let Some(margin) = &mut self.margin {
-            self.nodes[id].entered = margin.full.enter();
-        }
         self.order.insert(id);
         let tenant = self.nodes[id].tenant;
         if self.is_limited(tenant) {
@@ -115,18 +112,12 @@ impl Tree {
 
     /// A node is not evictable any more.
     pub(super) fn disorder_node(&mut self, id: u32) {
-        if let Some(margin) = &mut self.margin {
-            margin.full.leave(self.nodes[id].entered);
-        }
         self.order.remove(id);
         self.own_nodes.remove(self.nodes[id].tenant, id);
     }
 
     /// A checkpoint may be dropped by the policy.
     pub(super) fn order_ckpt(&mut self, id: u32) {
-        if let Some(margin) = &mut self.margin {
-            self.ckpts[id].entered = margin.swa.enter();
-        }
         self.ckpt_order.insert(id);
         let tenant = self.ckpts[id].tenant;
         if self.is_limited(tenant) {
@@ -136,9 +127,6 @@ impl Tree {
 
     /// A checkpoint may not be dropped by the policy, or moves in its order.
     pub(super) fn disorder_ckpt(&mut self, id: u32) {
-        if let Some(margin) = &mut self.margin {
-            margin.swa.leave(self.ckpts[id].entered);
-        }
         self.ckpt_order.remove(id);
         self.own_ckpts.remove(self.ckpts[id].tenant, id);
     }

@@ -37,8 +37,6 @@ struct Chunk {
     has_swa: Bits,
     has_span: Bits,
     flags: Box<[u8]>,
-    /// When the checkpoint at the slot's end was dropped for want of SWA pages; empty unless that is remembered.
-    lost: Box<[u32]>,
     free: u32,
     queued: bool,
 }
@@ -67,7 +65,6 @@ pub struct Slots {
     partial: Vec<u32>,
     spans: BTreeMap<u32, Box<[PageSpan]>>,
     live: u64,
-    remembers_lost: bool,
 }
 
 impl Slots {
@@ -86,14 +83,7 @@ impl Slots {
             partial: Vec::new(),
             spans: BTreeMap::new(),
             live: 0,
-            remembers_lost: false,
         }
-    }
-
-    /// From here on slots remember when their checkpoint was lost; called before there are any.
-    pub fn remember_lost(&mut self) {
-        debug_assert!(self.chunks.is_empty());
-        self.remembers_lost = true;
     }
 
     fn at(&self, slot: u32) -> (&Chunk, usize) {
@@ -118,7 +108,6 @@ impl Slots {
             has_swa: vec![0; n / 64].into(),
             has_span: vec![0; n / 64].into(),
             flags: vec![0; n].into(),
-            lost: vec![0; if self.remembers_lost { n } else { 0 }].into(),
             free: n as u32,
             queued: false,
         }
@@ -183,9 +172,6 @@ impl Slots {
         chunk.generation[i] = chunk.generation[i].wrapping_add(1);
         chunk.node[i] = NIL;
         chunk.flags[i] = 0;
-        if let Some(lost) = chunk.lost.get_mut(i) {
-            *lost = 0;
-        }
         chunk.used[i / 64] &= !(1 << (i % 64));
         chunk.free += 1;
         let spanned = chunk.has_span[i / 64] & (1 << (i % 64)) != 0;
@@ -211,7 +197,7 @@ impl Slots {
 
     /// Bytes of all chunks.
     pub fn bytes(&self) -> u64 {
-        let per_slot = self.page as u64 * 4 + 32 + 5 * 4 + 1 + 1 + 4 * u64::from(self.remembers_lost);
+        let per_slot = self.page as u64 * 4 + 32 + 5 * 4 + 1 + 1;
         (self.chunks.len() as u64) * (per_slot << self.shift)
     }
 
@@ -363,18 +349,6 @@ impl Slots {
     pub fn set_ckpt(&mut self, slot: u32, id: u32) {
         let (c, i) = self.at_mut(slot);
         c.ckpt[i] = id;
-    }
-    /// When the checkpoint at the slot's end was lost; 0 when it was not, or nobody remembers.
-    pub fn lost(&self, slot: u32) -> u32 {
-        let (c, i) = self.at(slot);
-        c.lost.get(i).copied().unwrap_or(0)
-    }
-    /// Sets it, if slots remember.
-    pub fn set_lost(&mut self, slot: u32, when: u32) {
-        let (c, i) = self.at_mut(slot);
-        if let Some(lost) = c.lost.get_mut(i) {
-            *lost = when;
-        }
     }
     /// Event flags.
     pub fn flags(&self, slot: u32) -> u8 {

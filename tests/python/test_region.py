@@ -111,7 +111,7 @@ def test_reassign_by_name() -> None:
     stats = cache.stats()
     assert (stats.full.total, stats.swa.total) == (48, 16)
     assert (stats.split.to_full, stats.split.to_swa, stats.split.draining) == (1, 1, None)
-    assert set(stats.as_dict()["split"]) >= {"full_chunks", "draining", "worth"}
+    assert set(stats.as_dict()["split"]) >= {"full_chunks", "draining", "kept"}
     # Scratch, a window and a checkpoint stay the SWA pool's, one chunk the full pool's.
     while cache.reassign("full"):
         pass
