@@ -2,7 +2,7 @@
 
 SHELL := /bin/bash
 .DELETE_ON_ERROR:
-.PHONY: all build demo test bench soak fuzz lint fmt test-rust test-schedules test-python test-instructions clean
+.PHONY: all build demo tiny-model test bench soak fuzz lint fmt test-rust test-schedules test-python test-instructions clean
 
 # The first interpreter that is new enough; override with `make PYTHON=...`.
 PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3.14 python3; do \
@@ -40,7 +40,13 @@ demo: build
 
 # Everything of docs/performance.md, beside a peer where one is installed (benches/README.md); about 20 minutes.
 bench: build
+	$(BIN)/mimo-cache bench model --json
 	$(BIN)/mimo-cache bench tree --json --plot target/growth.svg
+
+# Trains the tiny checkpoint anew: up to 50 minutes on two cores. Interrupted, it goes on where its state was last saved. To
+# ship the result, copy what is in target/tiny-model, without run/, to python/mimo_cache/models/tiny.
+tiny-model: build
+	$(BIN)/python -m mimo_cache.models.training target/tiny-model $(if $(wildcard target/tiny-model/run/state.pt),--resume)
 
 fmt: $(VENV)/.tools
 	cargo fmt

@@ -6,7 +6,7 @@ an `InvalidArgument`.
 """
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from collections.abc import Sequence as AbstractSequence
 from types import TracebackType
 from typing import Any, Literal, Protocol, SupportsIndex, TypeAlias, final, type_check_only
@@ -420,6 +420,14 @@ class Explanation:
     @property
     def checkpoints(self) -> list[Checkpoint]:
         """Checkpoints on the matched path, shallow first; at most 64, the deepest."""
+    @property
+    def stretches(self) -> list[dict[str, Any]]:
+        """What missed, in order of position: dicts of `from`, `to` (tokens), `cause`, and for what was evicted
+        `dropped`: `why`, `sequence` (its `id`), `calls_ago`, or `None` when that is forgotten. At most 64."""
+    @property
+    def lost_checkpoints(self) -> list[dict[str, Any]]:
+        """Checkpoints that would have made more usable and were dropped, deepest first: dicts of `boundary`, `kinds`,
+        and `dropped` as in `stretches`. At most 64."""
     @property
     def lines(self) -> list[str]:
         """One plain sentence each."""
@@ -944,6 +952,9 @@ class PrefixCache:
     def mtp_record(self, swa_page: SupportsIndex) -> npt.NDArray[np.uint32] | None:
         """The tokens after its end with which a published SWA page's MTP rows were made."""
 
+DEFAULT_POLICY: str
+DEFAULT_RETENTION: str
+
 def replay(
     trace: str | os.PathLike[str],
     *,
@@ -957,11 +968,66 @@ def replay(
     page_size: SupportsIndex = 64,
     chunk: SupportsIndex = 8192,
     seed: SupportsIndex = 0,
+    skip_bad: bool = False,
+    samples: SupportsIndex = 0,
+    prefill_rate: float | None = None,
+    decode_rate: float = 50.0,
     progress: Callable[[int, int, int, int], object] | None = None,
 ) -> dict[str, Any]:
     """Replays a trace and returns what it found as numbers; `misses` is a dict of tokens by cause.
 
     `progress(done, total, prompt_tokens, hit_tokens)` is called about ten times a second; what it raises ends the
-    replay. `swa_share=None`: 0 for a model without an SWA group, else 0.1. With `split="adaptive"` it is only the
-    start, and the key `split` says where chunks went. `docs/cli.md` names every key.
+    replay. `swa_share=None`: 0 for a model without an SWA group, else 0.1. With `split="adaptive"` it is only the start, and the
+    key `split` says where chunks went. `skip_bad`: lines that cannot be used are
+    counted and passed over. `samples`: points in time of the result's `samples`. With `prefill_rate` (tokens a second)
+    requests overlap, and each stays open until its output has come at `decode_rate`. `docs/cli.md` names every key.
     """
+
+def optimum(
+    trace: str | os.PathLike[str],
+    *,
+    capacities: list[int] | tuple[int, ...],
+    page_size: SupportsIndex = 64,
+    skip_bad: bool = False,
+) -> dict[str, Any]:
+    """What no cache of one pool can beat, and what leaf-first LRU gets, at each of `capacities` (pages of `page_size`
+    tokens): lists of hit tokens `belady` and `lru`; `endless`, the hit tokens of an infinite cache; `prompt_tokens`;
+    and `reuse_tokens` and `reuse_ms`, tokens by powers of two of the distance between their uses. Holds the whole
+    trace."""
+
+def explain(
+    trace: str | os.PathLike[str],
+    *,
+    request: SupportsIndex | None = None,
+    session: SupportsIndex | None = None,
+    model: str,
+    capacity: str,
+    swa_share: float | None = None,
+    retention: str = "prompt_end+branch",
+    policy: str = "lru",
+    page_size: SupportsIndex = 64,
+    chunk: SupportsIndex = 8192,
+    seed: SupportsIndex = 0,
+    skip_bad: bool = False,
+    prefill_rate: float | None = None,
+    decode_rate: float = 50.0,
+    progress: Callable[[int, int, int, int], object] | None = None,
+) -> list[dict[str, Any]]:
+    """The stories of one request (`request`, from 1) or of a session's requests (`session`) as a list of dicts; the
+    trace is replayed up to them. The other arguments are those of `replay`."""
+
+@final
+class BlockIds:
+    """Turns block hashes, or tokens, into the ids of a trace: an id stands for a block and all blocks before it.
+
+    At most `most` ids are given; about 24 bytes each.
+    """
+
+    def __new__(cls, most: SupportsIndex = 67108864) -> BlockIds: ...
+    def of_hashes(self, hashes: Iterable[int]) -> list[list[int]]:
+        """The runs [[first id, count], ...] of a prompt whose blocks have these hashes (of at most 64 bits each)."""
+    def of_tokens(self, tokens: bytes, block_size: int, salt: int = 0) -> list[list[int]]:
+        """The runs of a prompt's full blocks of `block_size` tokens (4 bytes a token). `salt` separates prompts that
+        must share nothing."""
+    def __len__(self) -> int:
+        """Distinct ids so far."""

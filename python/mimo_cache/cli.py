@@ -9,14 +9,18 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import io
 import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 import mimo_cache
-from mimo_cache import generate, replay
+from mimo_cache import generate
 from mimo_cache._parser import Parser
+from mimo_cache.replay import command as replay
+from mimo_cache.replay import story
+from mimo_cache.replay.convert import command as convert
 
 
 def parser() -> argparse.ArgumentParser:
@@ -25,9 +29,14 @@ def parser() -> argparse.ArgumentParser:
     top.add_argument("--version", action="version", version=f"mimo-cache {mimo_cache.__version__}")
     commands = top.add_subparsers(dest="command", required=True, metavar="COMMAND", parser_class=Parser)
     replay.add_arguments(commands.add_parser("replay", help="a trace through a cache of a given size: its hit rate"))
+    story.add_arguments(commands.add_parser("explain", help="why a request of a trace hit what it hit"))
+    traces = commands.add_parser("trace", help="make traces").add_subparsers(
+        dest="trace_command", required=True, metavar="COMMAND", parser_class=Parser
+    )
+    convert.add_arguments(traces.add_parser("convert", help="from another format to the one that replay reads"))
     generate.add_arguments(commands.add_parser("generate", help="text from a checkpoint, through the cache"))
     # These two read their own arguments; they stand here for --help.
-    commands.add_parser("demo", add_help=False, help="real sessions through the cache, every page checked")
+    commands.add_parser("demo", add_help=False, help="a model with the cache and without it, bit for bit")
     commands.add_parser("bench", add_help=False, help="measure the cache against its peers")
     return top
 
@@ -52,6 +61,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:
             setattr(sys, name, Path(os.devnull).open("w", encoding="utf-8"))  # noqa: SIM115  lives to the end
+    # What a terminal's encoding cannot show, in a text of a model or a name of a file, must not end the command.
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
+        sys.stdout.reconfigure(errors="backslashreplace")
     try:
         code = _run(words)
         sys.stdout.flush()

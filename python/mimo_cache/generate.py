@@ -8,6 +8,7 @@ import sys
 import time
 
 from mimo_cache.models.errors import need
+from mimo_cache.models.progress import bar
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -39,7 +40,7 @@ def command(options: argparse.Namespace) -> int:
         seed=options.seed,
         ignore_eos=options.ignore_eos,
     )
-    llm = LLM(options.model, backend=options.backend, memory=options.memory, progress=_progress())
+    llm = LLM(options.model, backend=options.backend, memory=options.memory, progress=bar())
     results = []
     for prompt in options.prompt:
         begin = time.perf_counter()
@@ -78,22 +79,3 @@ def command(options: argparse.Namespace) -> int:
     if options.json:
         print(json.dumps({"model": options.model, "backend": options.backend, "completions": results}))
     return 0
-
-
-class _Bar:
-    def __init__(self) -> None:
-        self.shown = -1
-
-    def __call__(self, done: int, total: int) -> None:
-        percent = 100 * done // max(1, total)
-        if percent != self.shown:
-            self.shown = percent
-            end = "\r\x1b[K" if percent == 100 else ""
-            print(
-                f"\rloading [{'#' * (percent * 40 // 100):<40}] {percent:3} %{end}", end="", file=sys.stderr, flush=True
-            )
-
-
-def _progress() -> _Bar | None:
-    """A bar on stderr when that is a terminal."""
-    return _Bar() if sys.stderr.isatty() else None

@@ -61,6 +61,7 @@ impl Cache {
     }
 
     fn apply_commit(&mut self, c: &Commit<'_>) {
+        self.begin(c.seq.index);
         let seq = &mut self.seqs[c.seq.index];
         let when = if seq.committed < seq.prompt { When::Prefill } else { When::Decode };
         seq.tokens.extend_from_slice(c.tokens);

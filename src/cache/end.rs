@@ -48,6 +48,7 @@ impl Cache {
     }
 
     fn publish_all(&mut self, index: u32, kinds: u8) {
+        self.begin(index);
         let last = (self.seqs[index].committed / self.page()) as u32;
         self.publish(index, last, When::End);
         let whole = self.seqs[index].published >= last && self.may_publish(index);
@@ -60,6 +61,7 @@ impl Cache {
         if self.seqs[id.index].parked {
             self.parked -= 1;
         } else {
+            self.begin(id.index);
             self.give_back(id.index);
             self.delist(id.index);
         }

@@ -59,6 +59,7 @@ impl Cache {
                 return Err(self.out_of_swa(needed));
             }
         }
+        self.begin(id.index);
         self.publish(id.index, whole as u32, When::Fork);
         let children = (0..m).map(|_| self.fork_one(id, budget, partial != 0)).collect();
         self.drop_duplicates(id.index);

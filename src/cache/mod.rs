@@ -7,6 +7,7 @@
 
 mod commit;
 mod end;
+mod explain;
 mod fork;
 mod moves;
 mod open;
@@ -302,6 +303,12 @@ impl Cache {
     /// SWA pages for windows and checkpoints: all but scratch.
     fn swa_share(&self) -> u64 {
         u64::from(self.tree.swa.usable() - self.config.scratch_pages)
+    }
+
+    /// A call begins that may drop something, for this sequence.
+    fn begin(&mut self, index: u32) {
+        let generation = self.seqs[index].generation;
+        self.tree.begin(SeqId { index, generation }.number());
     }
 
     /// Cached and window pages fit their share again: a chunk that retention keeps pushes out older checkpoints.

@@ -196,6 +196,7 @@ impl Cache {
 
     /// Leases what was found and fills in the sequence; cannot fail after [`Self::admit`].
     fn take(&mut self, index: u32, root: u32, found: &Found, credit: u64) {
+        self.begin(index);
         let page = self.page();
         let (p, q) = (found.place.depth, found.usable);
         let tree = &mut self.tree;

@@ -1,14 +1,11 @@
 //! Where every prompt token came from, and why the rest missed.
 
 use super::sequence::Seq;
-use super::{Cache, CheckpointInfo, Explanation, Match, Misses, PoolStats, Report, SeqId, Stats, check_prompt};
+use super::{Cache, Match, Misses, PoolStats, Report, SeqId, Stats};
 use crate::error::{Error, Result};
-use crate::key::{Key, Span, page_key, page_spans, validate_spans};
-use crate::policy::{NIL, kind};
+use crate::key::{page_key, page_spans};
+use crate::policy::NIL;
 use crate::tree::{Query, WalkPlace};
-
-/// Checkpoints listed in an explanation.
-const LISTED: usize = 64;
 
 impl Misses {
     /// Adds another lookup's misses.
@@ -112,69 +109,6 @@ impl Cache {
     /// The report of the newest `open` or `resume` of a sequence.
     pub fn report(&self, id: SeqId) -> Result<Report> {
         Ok(self.seq(id, "report")?.report)
-    }
-
-    /// The story of a lookup, without lease or recency.
-    pub fn explain(&self, tokens: &[u32], key: &Key, spans: &[Span]) -> Result<Explanation> {
-        check_prompt(tokens)?;
-        key.validate()?;
-        validate_spans(spans, tokens.len() as u64)?;
-        let (found, report) = self.lookup_report(tokens, key, spans);
-        let mut out = Explanation { report, ..Explanation::default() };
-        let Some((_, place)) = found else {
-            out.lines.push(format!("{} prompt tokens: nothing of this namespace is cached.", report.prompt_tokens));
-            return Ok(out);
-        };
-        let mut at = place.node;
-        'up: loop {
-            let node = &self.tree.nodes[at];
-            for &c in node.ckpts.iter().rev() {
-                let c = &self.tree.ckpts[c];
-                if c.end <= place.depth {
-                    out.checkpoints.push(CheckpointInfo {
-                        boundary: u64::from(c.end) * self.page(),
-                        kinds: kind::names(c.kinds).collect(),
-                        matched: c.matched,
-                        turn: c.turn,
-                    });
-                }
-                if out.checkpoints.len() == LISTED {
-                    break 'up;
-                }
-            }
-            if node.is_root() {
-                break;
-            }
-            at = node.parent;
-        }
-        out.checkpoints.reverse();
-        self.tell(&mut out);
-        Ok(out)
-    }
-
-    fn tell(&self, out: &mut Explanation) {
-        let r = &out.report;
-        let (p, q) = (r.matched.full_kv_match, r.matched.usable);
-        out.lines.push(format!("{} prompt tokens: full KV is cached up to {p}, usable up to {q}.", r.prompt_tokens));
-        if let Some(c) = out.checkpoints.iter().find(|c| c.boundary == q) {
-            let kinds = c.kinds.join(" and ");
-            out.lines.push(format!("The boundary {q} is kept by a {kinds} checkpoint of turn {}.", c.turn));
-        } else if q > 0 && self.tree.need > 0 {
-            out.lines.push(format!(
-                "The boundary {q} is window-safe through pages that other boundaries or sequences keep."
-            ));
-        }
-        for (cause, tokens) in r.misses.items().into_iter().filter(|(_, t)| *t > 0) {
-            out.lines.push(match cause {
-                "window" => format!("{tokens} tokens have full KV, but no boundary there has its window of SWA KV."),
-                "last_token" => format!("{tokens} tokens are cached and computed again: hits end at a page, and one token must be left to compute."),
-                "evicted" => format!("{tokens} tokens were cached and evicted."),
-                "in_flight" => format!("{tokens} tokens are being computed by another sequence."),
-                "capacity" => format!("{tokens} tokens are more than the full pool can hold."),
-                "never_seen" => format!("{tokens} tokens were never seen, or were forgotten."),
-                _ => format!("{tokens} tokens are after the last whole page."),
-            });
-        }
     }
 
     /// Counters and state.

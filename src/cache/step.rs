@@ -36,6 +36,7 @@ impl Cache {
             .ok_or_else(|| Error::invalid("slots to reserve", n, format!("at most {} more", MAX_TOKENS - end)))?;
         let pages = end.div_ceil(self.page());
         let (full, swa) = self.room_for(id.index, pages)?;
+        self.begin(id.index);
         // Room for the whole chunk at once: what is done per victim is done once for all its pages.
         let short = full.saturating_sub(u64::from(self.tree.full.free()));
         if short > 0 {

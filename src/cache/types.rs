@@ -2,6 +2,7 @@
 
 use crate::key::{Key, Span};
 use crate::policy::{PolicyKind, Retention};
+pub use crate::tree::ghost::Why;
 use crate::cache::SplitStats;
 use crate::pool::Region;
 use smallvec::SmallVec;
@@ -64,6 +65,13 @@ impl Default for RequestOptions {
 pub struct SeqId {
     pub(crate) index: u32,
     pub(crate) generation: u32,
+}
+
+impl SeqId {
+    /// The sequence as one number: later sequences have larger ones.
+    pub fn number(self) -> u64 {
+        u64::from(self.generation) << 32 | u64::from(self.index)
+    }
 }
 
 /// What a lookup found, in tokens.
@@ -382,6 +390,43 @@ pub struct CheckpointInfo {
     pub turn: u32,
 }
 
+/// What is remembered of something that was dropped: by whom, when and why.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Loss {
+    /// Why it was dropped.
+    pub why: Why,
+    /// Number of the sequence whose call dropped it, see [`SeqId::number`].
+    pub by: u64,
+    /// Calls ago, of those that can drop something (`open`, `resume`, `reserve`, `commit`, `fork`, and the ends).
+    pub calls_ago: u64,
+    /// Time told to the cache when it was dropped, in milliseconds.
+    pub at_ms: u64,
+}
+
+/// A stretch of a prompt that missed for one cause.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Stretch {
+    /// First token.
+    pub from: u64,
+    /// One past the last token.
+    pub to: u64,
+    /// As in [`Misses::items`].
+    pub cause: &'static str,
+    /// For `evicted`: its newest drop; `None` when the cache remembers no more than that it was dropped.
+    pub loss: Option<Loss>,
+}
+
+/// A checkpoint that would have made more of the prompt usable and was dropped.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct LostCheckpoint {
+    /// Boundary, in tokens.
+    pub boundary: u64,
+    /// Names of its kinds.
+    pub kinds: SmallVec<[&'static str; 4]>,
+    /// Its newest drop, if that is remembered.
+    pub loss: Option<Loss>,
+}
+
 /// The story of one lookup.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Explanation {
@@ -389,6 +434,10 @@ pub struct Explanation {
     pub report: Report,
     /// Checkpoints on the matched path, shallow first (at most 64, the deepest).
     pub checkpoints: Vec<CheckpointInfo>,
+    /// What missed, in order of position; stretches of one eviction are one (at most 64, the first).
+    pub stretches: Vec<Stretch>,
+    /// Checkpoints between the usable length and the full-KV match that were dropped, deepest first (at most 64).
+    pub lost: Vec<LostCheckpoint>,
     /// One plain sentence a line.
     pub lines: Vec<String>,
 }

@@ -20,6 +20,7 @@ mod request;
 mod sequence;
 mod step;
 mod tokens;
+mod trace;
 
 use pyo3::prelude::*;
 
@@ -46,6 +47,7 @@ fn _core(m: &Bound<'_, PyModule>) -> PyResult<()> {
     m.add_class::<events::PySnapshotPage>()?;
     m.add_class::<events::PySnapshot>()?;
     replay::register(m)?;
+    trace::register(m)?;
     // The package says what is public; a second list here could only disagree.
     m.delattr("__all__")
 }

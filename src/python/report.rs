@@ -167,6 +167,35 @@ impl PyExplanation {
         PyList::new(py, all.collect::<PyResult<Vec<_>>>()?)
     }
 
+    /// What missed, in order of position: dicts of `from`, `to` (tokens), `cause`, and for what was evicted
+    /// `dropped`: `why`, `sequence` (its `id`), `calls_ago`, or `None` when that is forgotten. At most 64.
+    #[getter]
+    fn stretches<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
+        let all = self.0.stretches.iter().map(|s| {
+            let out = PyDict::new(py);
+            out.set_item("from", s.from)?;
+            out.set_item("to", s.to)?;
+            out.set_item("cause", s.cause)?;
+            out.set_item("dropped", super::trace::loss(py, s.loss.as_ref())?)?;
+            Ok(out)
+        });
+        PyList::new(py, all.collect::<PyResult<Vec<_>>>()?)
+    }
+
+    /// Checkpoints that would have made more usable and were dropped, deepest first: dicts of `boundary`, `kinds`,
+    /// and `dropped` as in `stretches`. At most 64.
+    #[getter]
+    fn lost_checkpoints<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
+        let all = self.0.lost.iter().map(|c| {
+            let out = PyDict::new(py);
+            out.set_item("boundary", c.boundary)?;
+            out.set_item("kinds", c.kinds.to_vec())?;
+            out.set_item("dropped", super::trace::loss(py, c.loss.as_ref())?)?;
+            Ok(out)
+        });
+        PyList::new(py, all.collect::<PyResult<Vec<_>>>()?)
+    }
+
     /// One plain sentence each.
     #[getter]
     fn lines(&self) -> Vec<String> {

@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 /// The number Python knows a sequence by.
 pub(super) fn seq_number(seq: SeqId) -> u64 {
-    u64::from(seq.generation) << 32 | u64::from(seq.index)
+    seq.number()
 }
 
 /// The tokens of one commit: `None` for none.

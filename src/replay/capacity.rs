@@ -70,6 +70,8 @@ pub struct Pools {
     pub swa_bytes: u64,
     /// Bytes of the scratch pages, counted likewise.
     pub scratch_bytes: u64,
+    /// Full pages that the bytes of both pools would hold: what no split of them can beat. 0 without a full group.
+    pub budget_pages: u64,
 }
 
 impl Pools {
@@ -146,6 +148,7 @@ impl Capacity {
                 (all * (1.0 - swa_share), all * swa_share)
             }
         };
+        let budget = if full_cost == 0 { 0.0 } else { (full_bytes + swa_bytes) / full_cost as f64 };
         let full_pages = pages("full pool", full_bytes, full_cost)?;
         let swa_pages = pages("SWA pool", swa_bytes, swa_cost)?;
         if kv.full_trunk > 0 && full_pages < 2 {
@@ -172,6 +175,8 @@ impl Capacity {
             full_bytes: bytes(full_pages, full_cost),
             swa_bytes: bytes(swa_pages, swa_cost),
             scratch_bytes: bytes(scratch_pages, swa_cost),
+            // Rounded up: a bound may be generous.
+            budget_pages: budget.ceil() as u64,
         })
     }
 }
@@ -242,6 +247,7 @@ mod tests {
         // 1 % of 100,000 unique pages of 70 layers: 70,000 layer pages, 3/4 for 10 layers, 1/4 for 60.
         assert_eq!((pools.full_pages, pools.swa_pages, pools.scratch_pages), (5250, 291, 129));
         assert!((pools.swa_bytes_share() - 0.25).abs() < 0.001);
+        assert_eq!(pools.budget_pages, 7000);
     }
 
     #[test]
@@ -260,6 +266,7 @@ mod tests {
         let plain = Capacity::FullTokens(2_000_000).pools(&PLAIN, 0.0, 64, 8192, 0).unwrap();
         assert_eq!((plain.full_pages, plain.swa_pages, plain.scratch_pages), (31_250, 0, 0));
         assert_eq!(plain.swa_bytes_share(), 0.0);
+        assert_eq!((pools.budget_pages, plain.budget_pages), (39_063, 31_250));
     }
 
     #[test]
@@ -275,6 +282,7 @@ mod tests {
         assert!(huge.unwrap_err().to_string().contains("at most 1073741824 pages"));
         let swa_only = KvBytes { full_trunk: 0, ..PRO };
         assert!(Capacity::FullTokens(5000).pools(&swa_only, 1.0, 64, 8192, 0).is_err());
-        assert_eq!(Capacity::Bytes(1 << 30).pools(&swa_only, 1.0, 64, 8192, 0).unwrap().full_pages, 0);
+        let pools = Capacity::Bytes(1 << 30).pools(&swa_only, 1.0, 64, 8192, 0).unwrap();
+        assert_eq!((pools.full_pages, pools.budget_pages), (0, 0));
     }
 }

@@ -57,9 +57,36 @@ impl IdSet {
         }
         self.len - before
     }
+
+    /// The smallest id of `first .. first + count` in the set. The run must end at or below 2^32.
+    pub fn first_of_run(&self, first: u32, count: u32) -> Option<u32> {
+        if count == 0 {
+            return None;
+        }
+        let last = first + (count - 1);
+        (first / SPAN..=last / SPAN).take_while(|&index| (index as usize) < self.containers.len()).find_map(|index| {
+            let lo = if index == first / SPAN { first % SPAN } else { 0 };
+            let hi = if index == last / SPAN { last % SPAN } else { SPAN - 1 };
+            self.containers[index as usize].first(lo, hi).map(|low| index * SPAN + low)
+        })
+    }
 }
 
 impl Container {
+    /// The smallest of the low parts `lo..=hi` that is there.
+    fn first(&self, lo: u32, hi: u32) -> Option<u32> {
+        match self {
+            Container::List(list) => {
+                let at = list.partition_point(|&x| u32::from(x) < lo);
+                list.get(at).map(|&x| u32::from(x)).filter(|&x| x <= hi)
+            }
+            Container::Bits(bits) => words(lo, hi).find_map(|(word, mask)| {
+                let there = bits[word] & mask;
+                (there != 0).then(|| word as u32 * 64 + there.trailing_zeros())
+            }),
+        }
+    }
+
     /// Inserts the low parts `lo..=hi`, returns how many are new.
     fn insert(&mut self, lo: u32, hi: u32) -> u64 {
         if let Container::List(list) = self {
@@ -81,16 +108,21 @@ impl Container {
         }
         let Container::Bits(bits) = self else { unreachable!("a list has become a bitmap just above") };
         let mut new = 0u64;
-        for word in lo / 64..=hi / 64 {
-            let from = if word == lo / 64 { lo % 64 } else { 0 };
-            let to = if word == hi / 64 { hi % 64 } else { 63 };
-            let mask = (u64::MAX >> (63 - (to - from))) << from;
-            let slot = &mut bits[word as usize];
-            new += u64::from((mask & !*slot).count_ones());
-            *slot |= mask;
+        for (word, mask) in words(lo, hi) {
+            new += u64::from((mask & !bits[word]).count_ones());
+            bits[word] |= mask;
         }
         new
     }
+}
+
+/// The words of a bitmap that hold the bits `lo..=hi`, and which of their bits.
+fn words(lo: u32, hi: u32) -> impl Iterator<Item = (usize, u64)> {
+    (lo / 64..=hi / 64).map(move |word| {
+        let from = if word == lo / 64 { lo % 64 } else { 0 };
+        let to = if word == hi / 64 { hi % 64 } else { 63 };
+        (word as usize, (u64::MAX >> (63 - (to - from))) << from)
+    })
 }
 
 #[cfg(test)]
@@ -121,6 +153,7 @@ mod tests {
             let mut set = IdSet::new();
             let mut model = BTreeSet::new();
             for (first, count) in runs {
+                prop_assert_eq!(set.first_of_run(first, count), model.range(first..first + count).next().copied());
                 let new = (first..first + count).filter(|id| model.insert(*id)).count();
                 prop_assert_eq!(set.insert_run(first, count), new as u64);
                 prop_assert_eq!(set.len(), model.len() as u64);

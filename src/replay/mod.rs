@@ -8,16 +8,25 @@
 //! A replayed prompt is the full blocks of the request, turned into tokens by a fixed function ([`tokens`]), plus one
 //! token of its own, so that the whole prompt can be a hit. A request is atomic: its output comes back, if at all,
 //! inside a later prompt. All rates are tokens over prompt tokens in full blocks; the partial block is outside them.
-//! Memory is the cache plus the set of distinct ids (at most 8 bytes an id), whatever the file holds.
+//! Memory is the cache plus the set of distinct ids and what comes before them, whatever the file holds. Only the
+//! optimum ([`optimum`]) holds a whole trace: 16 bytes a run of ids.
 
+pub mod blocks;
 pub mod capacity;
 pub mod ids;
+pub mod lineage;
+pub mod optimum;
 pub mod run;
+mod spans;
 pub mod split;
 pub mod tokens;
 pub mod trace;
 
+pub use blocks::BlockIds;
 pub use capacity::{Capacity, KvBytes, Pools};
-pub use run::{MAX_CHUNK, Options, Outcome, Progress, Totals, run, run_from, scan};
+pub use optimum::{Optimum, Reuse};
+pub use run::explain::{Lost, MAX_STORIES, Seen, Story, Which, Who, explain, explain_from};
+pub use run::overlap::Service;
+pub use run::{MAX_CHUNK, MAX_SAMPLES, Options, Outcome, Progress, Sample, Totals, run, run_from, scan};
 pub use split::{Split, SplitOutcome};
-pub use trace::{Header, TraceReader, TraceRequest};
+pub use trace::{Header, Skipped, TraceReader, TraceRequest};

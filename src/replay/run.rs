@@ -1,16 +1,20 @@
 //! The two passes over a trace.
 
-use crate::cache::types::{CacheConfig, FillOut, Misses, RequestOptions};
+use crate::cache::types::{CacheConfig, FillOut, Misses, Report, RequestOptions};
 use crate::cache::{Cache, MAX_TOKENS, SeqId};
 use crate::error::{Error, Result};
 use crate::policy::{PolicyKind, Retention};
 use crate::replay::capacity::{Capacity, KvBytes, Pools};
-use crate::replay::ids::IdSet;
 use crate::replay::split::{self, Carved, Split, SplitOutcome, Watch};
 use crate::replay::tokens;
-use crate::replay::trace::{Header, TraceReader, TraceRequest};
+use crate::replay::trace::{Header, Skipped, TraceReader, TraceRequest};
 use std::path::Path;
 use std::time::Instant;
+
+pub mod explain;
+pub mod overlap;
+
+use overlap::{Clock, Service};
 
 /// Longest prefill chunk, in tokens.
 pub const MAX_CHUNK: u32 = 1 << 24;
@@ -40,6 +44,12 @@ pub struct Options {
     pub chunk: u32,
     /// Seed of the core's hash tables.
     pub seed: u64,
+    /// Lines that cannot be used are counted and passed over; else the first of them ends the replay.
+    pub skip_bad: bool,
+    /// How fast requests are served, so that they overlap; `None`: one after another, each at its arrival and at once.
+    pub service: Option<Service>,
+    /// Points in time that [`Outcome::samples`] shows, evenly spread over the requests; 0 for none.
+    pub samples: u32,
 }
 
 /// What the first pass counted.
@@ -55,6 +65,8 @@ pub struct Totals {
     pub partial_tokens: u64,
     /// Tokens of distinct blocks.
     pub unique_tokens: u64,
+    /// Lines that were passed over.
+    pub skipped: Skipped,
 }
 
 impl Totals {
@@ -76,6 +88,32 @@ pub struct Progress {
     /// Usable tokens so far.
     pub hit_tokens: u64,
 }
+
+/// The state after some requests. Counts are from the start of the replay.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Sample {
+    /// Requests done.
+    pub requests: u64,
+    /// Arrival of the last of them, in milliseconds.
+    pub t_ms: u64,
+    /// Prompt tokens in full blocks.
+    pub prompt_tokens: u64,
+    /// Usable tokens.
+    pub hit_tokens: u64,
+    /// Tokens with full KV, usable or not.
+    pub full_kv_tokens: u64,
+    /// Why the rest missed.
+    pub misses: Misses,
+    /// Cached pages of the full pool now.
+    pub full_cached: u64,
+    /// Cached pages of the SWA pool now.
+    pub swa_cached: u64,
+    /// Checkpoints now.
+    pub checkpoints: u64,
+}
+
+/// Most samples of a replay.
+pub const MAX_SAMPLES: u32 = 1 << 16;
 
 /// What a replay found. With `hit_tokens` the misses sum to `totals.prompt_tokens`.
 #[derive(Debug, Clone, PartialEq)]
@@ -100,6 +138,12 @@ pub struct Outcome {
     pub split: Option<SplitOutcome>,
     /// Wall time of the second pass.
     pub seconds: f64,
+    /// The way there, in order; the last is the end.
+    pub samples: Vec<Sample>,
+    /// Most sequences that were open at once.
+    pub most_open: u64,
+    /// Virtual time that requests waited for room, in milliseconds.
+    pub waited_ms: u64,
 }
 
 impl Outcome {
@@ -123,30 +167,34 @@ fn rate(part: u64, whole: u64) -> f64 {
     if whole == 0 { 0.0 } else { part as f64 / whole as f64 }
 }
 
-/// The first pass: reads all of a trace and counts.
-pub fn scan(mut reader: TraceReader) -> Result<Totals> {
+/// The first pass: reads all of a trace, checks its ids and counts.
+pub fn scan(reader: TraceReader) -> Result<Totals> {
+    let mut reader = reader.check_ids();
     let size = u64::from(reader.header().block_size);
-    let mut ids = IdSet::new();
     let mut request = TraceRequest::default();
     let (mut requests, mut blocks, mut partial) = (0u64, 0u64, 0u64);
     while reader.next_into(&mut request)? {
         requests += 1;
-        for &(first, count) in &request.blocks {
-            ids.insert_run(first, count);
-        }
         let full = request.block_count();
         blocks += full;
         partial += request.prompt_tokens - full * size;
     }
     if requests == 0 {
-        return Err(Error::Trace { line: reader.line() + 1, message: "the trace has no request".into() });
+        let message = match reader.skipped() {
+            Skipped { lines: 0, .. } => "the trace has no request".into(),
+            bad => {
+                format!("the trace has no request, and {} lines were passed over: {}", bad.lines, bad.first.join("; "))
+            }
+        };
+        return Err(Error::Trace { line: reader.line() + 1, message });
     }
     Ok(Totals {
         header: reader.header().clone(),
         requests,
         prompt_tokens: blocks * size,
         partial_tokens: partial,
-        unique_tokens: ids.len() * size,
+        unique_tokens: reader.distinct_ids() * size,
+        skipped: reader.skipped().clone(),
     })
 }
 
@@ -162,28 +210,19 @@ pub fn run_from(
     options: &Options,
     mut progress: impl FnMut(Progress) -> bool,
 ) -> Result<Option<Outcome>> {
-    check(options)?;
-    let totals = scan(open()?)?;
+    let (totals, pools, mut engine, mut reader) = begin(&mut open, options)?;
     let block = totals.header.block_size;
-    if !block.is_multiple_of(options.page_size) {
-        let allowed = format!("a power of two that divides the trace's block of {block} tokens");
-        return Err(Error::invalid("page size", options.page_size, allowed));
-    }
-    let pools = options.capacity.pools(
-        &options.kv,
-        options.swa_share,
-        options.page_size,
-        options.chunk,
-        totals.unique_tokens,
-    )?;
-    let mut engine = Engine::new(options, pools)?;
-    let mut reader = open()?;
     let mut request = TraceRequest::default();
     let start = Instant::now();
     let mut now = Progress { done: 0, total: totals.requests, prompt_tokens: 0, hit_tokens: 0 };
+    let mut samples = Vec::with_capacity(options.samples as usize);
     while reader.next_into(&mut request)? {
         engine.serve(&request, block)?;
         now.done += 1;
+        let due = (samples.len() as u64 + 1) * totals.requests / u64::from(options.samples.max(1));
+        if samples.len() < options.samples as usize && now.done >= due {
+            samples.push(engine.sample(now.done, request.t_ms));
+        }
         if now.done.is_multiple_of(PROGRESS_EVERY) {
             (now.prompt_tokens, now.hit_tokens) = (engine.prompt_tokens, engine.hit_tokens);
             if !progress(now) {
@@ -191,6 +230,7 @@ pub fn run_from(
             }
         }
     }
+    engine.run_to_the_end()?;
     let seconds = start.elapsed().as_secs_f64();
     if engine.prompt_tokens != totals.prompt_tokens {
         let message = "the trace changed between the first and the second reading".into();
@@ -208,13 +248,48 @@ pub fn run_from(
         checkpoints_evicted: stats.checkpoints_evicted,
         split: engine.watch.map(|watch| watch.outcome(&stats.split)),
         seconds,
+        samples,
+        most_open: engine.clock.as_ref().map_or(1, |c| c.most_open as u64),
+        waited_ms: engine.clock.as_ref().map_or(0, |c| c.waited / 1000),
     }))
+}
+
+/// The first pass, and everything that the second needs.
+fn begin(
+    open: &mut impl FnMut() -> Result<TraceReader>,
+    options: &Options,
+) -> Result<(Totals, Pools, Engine, TraceReader)> {
+    check(options)?;
+    let totals = scan(open()?.skip_bad(options.skip_bad))?;
+    let block = totals.header.block_size;
+    if !block.is_multiple_of(options.page_size) {
+        let allowed = format!("a power of two that divides the trace's block of {block} tokens");
+        return Err(Error::invalid("page size", options.page_size, allowed));
+    }
+    let pools = options.capacity.pools(
+        &options.kv,
+        options.swa_share,
+        options.page_size,
+        options.chunk,
+        totals.unique_tokens,
+    )?;
+    let engine = Engine::new(options, pools)?;
+    let mut reader = open()?.skip_bad(options.skip_bad);
+    // What the first pass refused for its ids is not seen otherwise.
+    if totals.skipped.ids > 0 {
+        reader = reader.check_ids();
+    }
+    Ok((totals, pools, engine, reader))
 }
 
 fn check(options: &Options) -> Result<()> {
     let page = options.page_size;
-    if !page.is_power_of_two() || page > 1024 {
-        return Err(Error::invalid("page size", page, "a power of two from 1 to 1024"));
+    if options.samples > MAX_SAMPLES {
+        return Err(Error::invalid("samples", options.samples, format!("0 to {MAX_SAMPLES}")));
+    }
+    // With pages of one token the token of each prompt's own would be a page that others share.
+    if !page.is_power_of_two() || !(2..=1024).contains(&page) {
+        return Err(Error::invalid("page size", page, "a power of two from 2 to 1024"));
     }
     if options.chunk < page || options.chunk > 1 << 24 {
         return Err(Error::invalid(
@@ -229,8 +304,11 @@ fn check(options: &Options) -> Result<()> {
 /// A serving engine that computes nothing: it drives the core one request after another.
 struct Engine {
     cache: Cache,
+    /// With it requests overlap.
+    clock: Option<Clock>,
     page: u64,
     chunk: u64,
+    /// With pools that share a region.
     watch: Option<Watch>,
     step: u64,
     swa_width: usize,
@@ -272,6 +350,7 @@ impl Engine {
             if pools.swa_pages == 0 { 0 } else { (u64::from(options.kv.window) + chunk).div_ceil(page) + 2 };
         Ok(Engine {
             cache,
+            clock: options.service.map(Clock::new).transpose()?,
             page,
             chunk,
             watch,
@@ -295,22 +374,35 @@ impl Engine {
         most / self.page * self.page
     }
 
-    /// One request from arrival to end.
-    fn serve(&mut self, request: &TraceRequest, block: u32) -> Result<()> {
+    /// The prompt of a request, or nothing when the pool has no room for a block of it. What is larger than the pool
+    /// keeps its head.
+    fn prompt(&mut self, request: &TraceRequest, block: u32) -> Result<Vec<u32>> {
         let full = request.block_count() * u64::from(block);
-        self.prompt_tokens += full;
-        // What is larger than the pool keeps its head.
-        while self.limit() < full && self.watch.is_some() && std::env::var("LAB").is_err() && std::env::var("NOENL").is_err() && split::enlarge_full(&mut self.cache)? {}
+        while self.watch.is_some() && self.limit() < full && split::enlarge_full(&mut self.cache)? {}
         let head = full.min(self.limit());
-        self.misses.capacity += full - head;
         if head == 0 {
-            return Ok(());
+            return Ok(Vec::new());
         }
         let mut prompt = Vec::with_capacity(head as usize + 1);
         tokens::append(&request.blocks, block, head, &mut prompt);
         // A token after the last block, so that all of them may be a hit. Its page is not full and is never shared.
         prompt.push(0);
+        Ok(prompt)
+    }
 
+    /// One request from arrival to end.
+    fn serve(&mut self, request: &TraceRequest, block: u32) -> Result<()> {
+        let full = request.block_count() * u64::from(block);
+        self.prompt_tokens += full;
+        let prompt = self.prompt(request, block)?;
+        let head = (prompt.len() as u64).saturating_sub(1);
+        self.misses.capacity += full - head;
+        if head == 0 {
+            return Ok(());
+        }
+        if self.clock.is_some() {
+            return self.serve_overlapping(request, prompt, head);
+        }
         self.cache.set_now(request.t_ms);
         let mut waiting = self.cache.request(prompt, RequestOptions::default())?;
         let seq = self.cache.open(&mut waiting, 0)?;
@@ -318,18 +410,30 @@ impl Engine {
         let mut at = self.cache.info(seq)?.committed;
         while at < head + 1 {
             let n = self.chunk.min(head + 1 - at);
-            self.cache.reserve(seq, n)?;
-            self.step(seq, at + n)?;
-            self.cache.commit(seq, n, &[])?;
-            self.cache.retire(self.step)?;
+            self.compute(seq, at, n)?;
             at += n;
         }
         self.cache.finish(seq)?;
+        self.account(&report, head)
+    }
 
+    /// The next `n` positions of a sequence from `at` on, as one step.
+    fn compute(&mut self, seq: SeqId, at: u64, n: u64) -> Result<()> {
+        self.cache.reserve(seq, n)?;
+        self.step(seq, at + n)?;
+        self.cache.commit(seq, n, &[])?;
+        self.cache.retire(self.step)
+    }
+
+    /// Adds a lookup of `head` tokens and one more to the sums.
+    fn account(&mut self, report: &Report, head: u64) -> Result<()> {
         let (m, misses) = (report.matched, report.misses);
         let hit = report.delivered;
         // The last token is the partial page; every other token is a hit or has one cause.
-        if hit + misses.total() != head + 1 || misses.partial_page != 1 || hit > m.full_kv_match || hit % self.page != 0
+        if hit + misses.total() != head + 1
+            || misses.partial_page != 1
+            || hit > m.full_kv_match
+            || !hit.is_multiple_of(self.page)
         {
             return Err(Error::Integrity(format!("a prompt of {} tokens was reported as {report:?}", head + 1)));
         }
@@ -341,6 +445,21 @@ impl Engine {
         // The partial page stays out of a replay's sums.
         self.misses.add(&Misses { partial_page: 0, ..misses });
         Ok(())
+    }
+
+    fn sample(&self, requests: u64, t_ms: u64) -> Sample {
+        let stats = self.cache.stats();
+        Sample {
+            requests,
+            t_ms,
+            prompt_tokens: self.prompt_tokens,
+            hit_tokens: self.hit_tokens,
+            full_kv_tokens: self.full_kv_tokens,
+            misses: self.misses,
+            full_cached: stats.full.cached,
+            swa_cached: stats.swa.cached,
+            checkpoints: stats.checkpoints,
+        }
     }
 
     /// Starts the next step for a sequence of `len` tokens, as a runner would before its kernels.

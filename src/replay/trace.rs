@@ -4,9 +4,11 @@
 //! `[[first id, run length], ...]`. Ids are prefix-chained: one id always has the same blocks before it.
 //!
 //! A trace is input from outside. It is read as a stream, one line at a time, and a line is bounded by [`MAX_LINE`]:
-//! neither a gzip bomb nor an endless line takes more memory than that. What is wrong is said with its line number.
+//! neither a gzip bomb nor an endless line takes more memory than that. What is wrong is said with its line number, or
+//! counted and passed over where the reader was told so ([`TraceReader::skip_bad`]).
 
 use crate::error::{Error, Result};
+use crate::replay::lineage::Lineage;
 use flate2::bufread::MultiGzDecoder;
 use serde::Deserialize;
 use std::fs::File;
@@ -30,6 +32,20 @@ pub struct Header {
     /// Name of the trace, if it has one.
     pub name: Option<String>,
 }
+
+/// Bad lines that a reader passed over.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Skipped {
+    /// How many.
+    pub lines: u64,
+    /// Those of them whose ids contradict earlier lines.
+    pub ids: u64,
+    /// What was wrong with the first few.
+    pub first: Vec<String>,
+}
+
+/// Messages kept of lines that were passed over.
+const SHOWN: usize = 5;
 
 /// One request.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -77,6 +93,13 @@ pub struct TraceReader {
     line: u64,
     last_t: u64,
     buffer: Vec<u8>,
+    skip: bool,
+    skipped: Skipped,
+    lineage: Option<Lineage>,
+    /// The line before was too long, and its end was not read yet.
+    inside_line: bool,
+    /// The data broke off; there is nothing more to read.
+    broken: bool,
 }
 
 impl TraceReader {
@@ -101,9 +124,43 @@ impl TraceReader {
             Box::new(input)
         };
         let header = Header { block_size: 0, requests: None, name: None };
-        let mut reader = TraceReader { input, path: name, header, line: 0, last_t: 0, buffer: Vec::new() };
+        let mut reader = TraceReader {
+            input,
+            path: name,
+            header,
+            line: 0,
+            last_t: 0,
+            buffer: Vec::new(),
+            skip: false,
+            skipped: Skipped::default(),
+            lineage: None,
+            inside_line: false,
+            broken: false,
+        };
         reader.header = reader.read_header()?;
         Ok(reader)
+    }
+
+    /// Whether lines that cannot be used are counted and passed over. Line 1 must be right in any case.
+    pub fn skip_bad(mut self, on: bool) -> Self {
+        self.skip = on;
+        self
+    }
+
+    /// Checks that every id always has the same blocks before it, and counts distinct ids.
+    pub fn check_ids(mut self) -> Self {
+        self.lineage = Some(Lineage::new());
+        self
+    }
+
+    /// Lines passed over so far.
+    pub fn skipped(&self) -> &Skipped {
+        &self.skipped
+    }
+
+    /// Distinct ids so far; 0 without [`Self::check_ids`].
+    pub fn distinct_ids(&self) -> u64 {
+        self.lineage.as_ref().map_or(0, Lineage::len)
     }
 
     /// Line 1.
@@ -118,6 +175,22 @@ impl TraceReader {
 
     /// Reads the next request into `out`; `false` at the end.
     pub fn next_into(&mut self, out: &mut TraceRequest) -> Result<bool> {
+        loop {
+            let error = match self.read_request(out) {
+                Ok(more) => return Ok(more),
+                Err(error) => error,
+            };
+            if !self.skip || !matches!(error, Error::Trace { .. }) {
+                return Err(error);
+            }
+            self.skipped.lines += 1;
+            if self.skipped.first.len() < SHOWN {
+                self.skipped.first.push(error.to_string());
+            }
+        }
+    }
+
+    fn read_request(&mut self, out: &mut TraceRequest) -> Result<bool> {
         if !self.read_line()? {
             return Ok(false);
         }
@@ -132,7 +205,6 @@ impl TraceReader {
         if raw.i > MAX_PROMPT {
             return Err(self.bad("i", raw.i, &format!("0 to {MAX_PROMPT} prompt tokens")));
         }
-        self.last_t = raw.t;
         out.blocks.clear();
         let most = raw.i / u64::from(self.header.block_size);
         let mut total = 0u64;
@@ -154,6 +226,17 @@ impl TraceReader {
             total += count as u64;
             out.blocks.push((first_id, count as u32));
         }
+        if let Some(Err(conflict)) = self.lineage.as_mut().map(|l| l.add(&out.blocks)) {
+            self.skipped.ids += u64::from(self.skip);
+            let place = conflict.parent.map_or("at the start".into(), |p| format!("after block {p}"));
+            let message = format!(
+                "block {} comes {place}, and elsewhere it does not; allowed is one place: an id always has the same \
+                 blocks before it",
+                conflict.id
+            );
+            return Err(self.error(message));
+        }
+        self.last_t = raw.t;
         out.t_ms = raw.t;
         out.session = raw.s;
         out.prompt_tokens = raw.i;
@@ -176,24 +259,52 @@ impl TraceReader {
     /// Reads one line into the buffer, without its end; `false` at the end of the file.
     fn read_line(&mut self) -> Result<bool> {
         self.buffer.clear();
+        if self.broken {
+            return Ok(false);
+        }
+        if std::mem::take(&mut self.inside_line) {
+            self.discard_line()?;
+        }
         let result = self.input.by_ref().take(MAX_LINE as u64 + 1).read_until(b'\n', &mut self.buffer);
         match result {
             Ok(0) => return Ok(false),
             Ok(_) => self.line += 1,
             Err(e) => {
                 self.line += 1;
-                return Err(match e.kind() {
-                    ErrorKind::UnexpectedEof | ErrorKind::InvalidData | ErrorKind::InvalidInput => {
-                        self.error(format!("the compressed data is damaged or cut short ({e})"))
-                    }
-                    _ => Error::Io { path: self.path.clone(), message: e.to_string() },
-                });
+                return Err(self.read_error(&e));
             }
         }
         if self.buffer.len() > MAX_LINE {
+            self.inside_line = true;
             return Err(self.error(format!("the line is longer than {MAX_LINE} bytes, the most that is allowed")));
         }
         Ok(true)
+    }
+
+    /// Reads to the end of a line that was too long, keeping nothing.
+    fn discard_line(&mut self) -> Result<()> {
+        loop {
+            let part = match self.input.fill_buf() {
+                Ok(part) => part,
+                Err(e) => return Err(self.read_error(&e)),
+            };
+            let end = part.iter().position(|&b| b == b'\n');
+            let used = end.map_or(part.len(), |at| at + 1);
+            self.input.consume(used);
+            if end.is_some() || used == 0 {
+                return Ok(());
+            }
+        }
+    }
+
+    fn read_error(&mut self, e: &std::io::Error) -> Error {
+        self.broken = true;
+        match e.kind() {
+            ErrorKind::UnexpectedEof | ErrorKind::InvalidData | ErrorKind::InvalidInput => {
+                self.error(format!("the compressed data is damaged or cut short ({e})"))
+            }
+            _ => Error::Io { path: self.path.clone(), message: e.to_string() },
+        }
     }
 
     /// The line as JSON object.

@@ -1,6 +1,7 @@
 //! Checkpoints: what keeps the SWA pages of a boundary's window, and so makes the boundary resumable.
 
 use super::Tree;
+use super::ghost::Why;
 use crate::policy::{NIL, Policy, kind};
 use smallvec::SmallVec;
 
@@ -91,6 +92,7 @@ impl Tree {
             self.forget_pinned_ckpt(id);
         }
         let node = self.slots.node(c.slot);
+        self.ckpt_ghosts.add(self.slots.key(c.slot), &self.act, c.kinds);
         self.slots.set_ckpt(c.slot, NIL);
         self.nodes[node].ckpts.retain(|&mut x| x != id);
         let pages = self.window_pages(node, c.end, c.pages).expect("a checkpoint's pages are resident");
@@ -107,8 +109,11 @@ impl Tree {
             return;
         }
         let c = &mut self.ckpts[id];
+        let all = c.kinds;
         c.kinds &= !kinds;
         if c.kinds == 0 {
+            c.kinds = all;
+            self.act.why = Why::Resumed;
             self.drop_checkpoint(id);
         }
     }
@@ -174,8 +179,11 @@ impl Tree {
         }
         for c in drop {
             let ck = &mut self.ckpts[c];
+            let all = ck.kinds;
             ck.kinds &= !ends;
             if ck.kinds == 0 {
+                ck.kinds = all;
+                self.act.why = Why::Superseded;
                 self.drop_checkpoint(c);
             }
         }

@@ -1,6 +1,7 @@
 //! Eviction, per group: O(1) per page and independent of how much is cached.
 
 use super::Tree;
+use super::ghost::Why;
 use super::node::Place;
 use crate::policy::{NIL, Policy};
 
@@ -11,6 +12,7 @@ impl Tree {
     /// Frees up to `want` full pages: detached namespaces first, then ends that no checkpoint makes resumable, then by
     /// the policy, soft-pinned ones last. Returns how many became free.
     pub(crate) fn evict_full(&mut self, want: u32) -> u32 {
+        self.act.why = Why::FullPool;
         let mut got = 0;
         while got < want {
             let Some(id) = self.next_victim() else { break };
@@ -80,7 +82,7 @@ impl Tree {
                 self.counters.checkpoints += 1;
                 self.drop_checkpoint(ckpt);
             }
-            self.ghosts.add(self.slots.key(slot));
+            self.ghosts.add(self.slots.key(slot), &self.act, 0);
             self.remove_tail(id);
             self.counters.full += 1;
             got += 1;
@@ -137,6 +139,7 @@ impl Tree {
     /// Drops checkpoints by the policy until `want` SWA pages left the tree or nothing is left to drop. Checkpoints
     /// whose pages are all leased would free nothing and are passed over.
     pub(crate) fn evict_swa(&mut self, want: u32) -> u32 {
+        self.act.why = Why::SwaPool;
         let before = self.swa.cached();
         let gone = |t: &Tree| before - t.swa.cached();
         if !self.detached.is_empty() && self.has_full {

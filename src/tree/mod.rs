@@ -27,6 +27,7 @@ mod usable;
 mod walk;
 
 pub use checkpoint::Checkpoint;
+pub use ghost::Why;
 pub use relocate::Until;
 pub use slots::{Run, Slots};
 pub use walk::{Cursor, Place as WalkPlace, Query};
@@ -38,7 +39,7 @@ use crate::pool::{Fence, Full, Pool, Stamp, Swa};
 use children::ChildTable;
 use events::Events;
 use foldhash::fast::FixedState;
-use ghost::Ghosts;
+use ghost::{Act, Ghosts};
 use node::Node;
 use pins::{Pin, PinKey};
 use relocate::Landing;
@@ -160,7 +161,12 @@ pub struct Tree {
     /// With a region: slots of cached full pages, and pages that were copied just now.
     full_slots: Option<ChunkVec<u32>>,
     landing: Landing,
+    /// Full pages that were dropped.
     pub(crate) ghosts: Ghosts,
+    /// Checkpoints that were dropped, by the key of the page that ends at their boundary.
+    pub(crate) ckpt_ghosts: Ghosts,
+    /// The call that is running, for ghosts.
+    pub(crate) act: Act,
     pub(crate) events: Events,
     hash: FixedState,
     table: ChildTable,
@@ -225,11 +231,19 @@ impl Tree {
             full_slots: c.region.is_some().then(|| ChunkVec::new(0)),
             landing: Landing::default(),
             ghosts: Ghosts::new(c.ghost_pages, c.seed),
+            ckpt_ghosts: Ghosts::new(c.ghost_pages.min(c.swa_pages.saturating_mul(2)), c.seed),
+            act: Act::default(),
             events: Events::new(c.event_capacity),
             hash: FixedState::with_seed(c.seed),
             table: ChildTable::default(),
             counters: Counters::default(),
         }
+    }
+
+    /// A call begins that may drop something, for the sequence with this number.
+    pub(crate) fn begin(&mut self, by: u64) {
+        self.act.op += 1;
+        (self.act.by, self.act.ms) = (by, self.now);
     }
 
     /// Pages of the window of boundary `end`.
@@ -316,6 +330,7 @@ impl Tree {
             + self.nodes.bytes()
             + self.table.bytes()
             + self.ghosts.bytes()
+            + self.ckpt_ghosts.bytes()
             + self.ckpts.bytes()
             + self.swa_meta.bytes()
             + self.records.bytes()

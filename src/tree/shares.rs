@@ -3,6 +3,7 @@
 //! finding the tenant.
 
 use super::Tree;
+use super::ghost::Why;
 use crate::policy::NIL;
 use crate::pool::chunk::ChunkVec;
 use std::collections::BTreeMap;
@@ -134,6 +135,7 @@ impl Tree {
     /// Drops a tenant's checkpoints, oldest first, until it may publish `want` SWA pages or nothing of its own is left
     /// to drop. Those from before it had a share are found among the oldest of all.
     pub(crate) fn evict_tenant_swa(&mut self, tenant: u32, want: u64) {
+        self.act.why = Why::Share;
         for own in [true, false] {
             let mut at = if own { self.own_ckpts.oldest(tenant) } else { self.ckpt_order.victim() };
             for _ in 0..LOOKS {
@@ -155,6 +157,7 @@ impl Tree {
 
     /// Frees full pages of a tenant's oldest leaves until it may publish `want` or nothing of its own is left to free.
     pub(crate) fn evict_tenant_full(&mut self, tenant: u32, want: u64) {
+        self.act.why = Why::Share;
         // A share that was cut far below what its tenant has is reached over many calls, none of which takes long.
         let mut budget = want + SHARE_STEP;
         for own in [true, false] {

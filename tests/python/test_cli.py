@@ -210,7 +210,7 @@ def test_a_full_disk_behind_both_streams_is_exit_code_2(trace: Path) -> None:
         assert subprocess.run(command, stdout=full, stderr=full, check=False).returncode == 2
 
 
-@pytest.mark.parametrize(("command", "option"), [(("demo",), "--html"), (("bench", "tree"), "--plot")])
+@pytest.mark.parametrize(("command", "option"), [(("demo", "--canary"), "--html"), (("bench", "tree"), "--plot")])
 def test_a_file_that_cannot_be_written_is_told_before_the_work(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, command: tuple[str, ...], option: str
 ) -> None:
@@ -229,5 +229,6 @@ def test_checking_a_file_changes_nothing(tmp_path: Path) -> None:
 
 
 def test_a_seed_below_0_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
-    code, _, err = run(capsys, "demo", "--seed", "-1")
-    assert (code, "seed is -1, allowed is 0 or more" in err) == (2, True)
+    for words in (["demo", "--canary"], ["demo"]):
+        code, _, err = run(capsys, *words, "--seed", "-1")
+        assert (code, "seed is -1, allowed is 0 " in err) == (2, True), words

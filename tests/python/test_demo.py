@@ -1,5 +1,5 @@
-"""The demo is a check that people trust, so it is checked itself: a small run verifies and uses every call of the
-lifecycle, its numbers add up, and a run with one wrong row does not verify."""
+"""The canary demo is a check that people trust, so it is checked itself: a small run verifies and uses every call of
+the lifecycle, its numbers add up, and a run with one wrong row does not verify."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def test_a_single_pool_of_the_same_hit_rate_is_larger(small: Result) -> None:
 
 
 def test_the_last_line_is_the_contract(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--json", *SMALL]) == 0
+    assert main(["--canary", "--json", *SMALL]) == 0
     out, err = capsys.readouterr()
     said = json.loads(out.splitlines()[-1])
     assert said["verified"] is True
@@ -69,7 +69,7 @@ def test_the_last_line_is_the_contract(capsys: pytest.CaptureFixture[str]) -> No
 
 @pytest.mark.parametrize("kind", command.SABOTAGE)
 def test_one_wrong_row_is_found(kind: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--json", "--sabotage", kind, *SMALL]) == 1
+    assert main(["--canary", "--json", "--sabotage", kind, *SMALL]) == 1
     out, err = capsys.readouterr()
     said = json.loads(out.splitlines()[-1])
     assert said["verified"] is False
@@ -82,7 +82,7 @@ def test_one_wrong_row_is_found(kind: str, capsys: pytest.CaptureFixture[str]) -
 def test_the_page_with_plots_stands_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pytest.importorskip("matplotlib")
     path = tmp_path / "demo.html"
-    assert main(["--html", str(path), *SMALL]) == 0
+    assert main(["--html", str(path), *SMALL, "--canary"]) == 0
     assert capsys.readouterr().out.rstrip().endswith("verified")
     page = path.read_text(encoding="utf-8")
     assert page.count("<svg") == 4
@@ -96,7 +96,7 @@ def test_plots_without_matplotlib_are_refused_in_one_line(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
     monkeypatch.setattr(command, "find_spec", lambda _: None)
-    assert main(["--html", str(tmp_path / "demo.html")]) == 2
+    assert main(["--canary", "--html", str(tmp_path / "demo.html")]) == 2
     out, err = capsys.readouterr()
     assert out == ""
     assert err.count("\n") == 1
@@ -106,7 +106,7 @@ def test_plots_without_matplotlib_are_refused_in_one_line(
 @pytest.mark.parametrize("scale", ["0", "1.5", "nan", "much"])
 def test_a_scale_outside_the_range_is_refused(scale: str, capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as stop:
-        main(["--scale", scale])
+        main(["--canary", "--scale", scale])
     assert stop.value.code == 2
     assert scale in capsys.readouterr().err
 

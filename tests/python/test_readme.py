@@ -30,15 +30,16 @@ def run(command: list[str], cwd: Path, limit: int) -> subprocess.CompletedProces
 
 def test_every_shell_block_is_covered() -> None:
     """A new block needs a test of its own kind here."""
-    kinds = ["make" if b.startswith("make ") else "replay" if "mimo-cache replay" in b else "?" for b in blocks("sh")]
-    assert kinds == ["make", "make", "replay"]
+    words = ("make ", "mimo-cache generate", "mimo-cache replay")
+    kinds = [next((w.split()[-1] for w in words if w in b), "?") for b in blocks("sh")]
+    assert kinds == ["make", "make", "generate", "replay"]
 
 
 @pytest.mark.slow
-def test_make_demo_is_verified() -> None:
+def test_make_demo_is_identical() -> None:
     assert "make demo\n" in blocks("sh")
-    out = run(["make", "demo"], ROOT, 600).stdout
-    assert "verified" in out
+    out = run(["make", "demo"], ROOT, 1200).stdout
+    assert out.splitlines()[-1] == "identical"
 
 
 def test_make_test_is_what_runs_this() -> None:
@@ -59,10 +60,22 @@ def test_replay_of_the_printed_trace(tmp_path: Path) -> None:
     assert result["token_hit_rate"] == pytest.approx(100 / 220, abs=1e-6)
 
 
+def test_generate_as_printed(tmp_path: Path) -> None:
+    (block,) = [b for b in blocks("sh") if "mimo-cache generate" in b]
+    (tmp_path / ".venv").symlink_to(Path(sys.executable).parents[1])
+    out = run(["bash", "-euo", "pipefail", "-c", block], tmp_path, 120).stdout
+    assert out.startswith("The class statement defines")
+
+
 def test_the_code_runs(tmp_path: Path) -> None:
     (code,) = blocks("python")
     out = run([sys.executable, "-W", "error", "-c", code], tmp_path, 60).stdout
     assert out.strip(), "the example prints its report"
+
+
+def test_the_code_of_the_runner_runs(tmp_path: Path) -> None:
+    (code,) = re.findall(r"^```python\n(.*?)^```$", (ROOT / "docs/runner.md").read_text(), re.DOTALL | re.MULTILINE)
+    run([sys.executable, "-c", code], tmp_path, 120)
 
 
 def test_every_link_and_every_target_exists() -> None:

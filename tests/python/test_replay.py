@@ -120,7 +120,14 @@ def test_errors_have_their_class_and_line(tmp_path: Path) -> None:
     assert broken.value.line == 3
     with pytest.raises(mimo_cache.InvalidArgument):
         replay(trace, model="mimo-v2.5-pro", capacity="none")
-    for wrong in ({"page_size": "64"}, {"chunk": -1}, {"seed": 2**64}, {"model": 5}, {"swa_share": "half"}):
+    wrongs: tuple[dict[str, Any], ...] = (
+        {"page_size": "64"},
+        {"chunk": -1},
+        {"seed": 2**64},
+        {"model": 5},
+        {"swa_share": "half"},
+    )
+    for wrong in wrongs:
         with pytest.raises(mimo_cache.InvalidArgument, match=next(iter(wrong))):
             replay(trace, **{"model": "mimo-v2.5-pro", "capacity": "1M", **wrong})
     with pytest.raises(mimo_cache.InvalidArgument, match="trace is of type int"):
@@ -207,7 +214,7 @@ def test_best_split_finds_the_peak(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         return {"swa_share": swa_share, "token_hit_rate": 1 - (swa_share - 0.27) ** 2}
 
     write(tmp_path / "t.jsonl", [(0,)])
-    monkeypatch.setattr("mimo_cache.replay.replay", fake)
+    monkeypatch.setattr("mimo_cache.replay.runs.replay", fake)
     tries: list[float] = []
     best = best_split("x", refine=3, on_try=lambda share, _: tries.append(share))
     assert abs(best["swa_share"] - 0.27) < 0.01

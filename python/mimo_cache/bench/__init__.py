@@ -1,7 +1,8 @@
 """`mimo-cache bench NAME`: measures this build on this machine.
 
-`tree` runs the scenarios that `docs/performance.md` describes. The contract of the output is in `docs/cli.md`; the exit
-code is 0 when every figure that has a floor was measured, whatever it came to, and 1 when one could not be.
+`tree` and `model` run the scenarios that `docs/performance.md` describes. The contract of the output is in
+`docs/cli.md`; the exit code is 0 when every figure that has a floor was measured, whatever it came to, and 1 when one
+could not be.
 """
 
 from __future__ import annotations
@@ -15,40 +16,70 @@ from pathlib import Path
 from mimo_cache._files import check_writable
 from mimo_cache._parser import Parser
 from mimo_cache.bench import plot, report, tree
+from mimo_cache.bench.timing import Figure
+from mimo_cache.models.errors import need
 
 __all__ = ["main"]
+
+MODEL_PARTS = ("ttft", "bookkeeping", "decode")
+"""Parts of `bench model`, whose module needs torch."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs the command with the arguments after `bench`, and returns its exit code."""
-    parser = Parser(prog="mimo-cache bench", description="Measure the cache against its peers.")
-    parser.add_argument("name", choices=["tree"], metavar="NAME", help="what to measure: tree")
-    parser.add_argument("--json", action="store_true", help="print one JSON object as the last line of stdout")
-    parser.add_argument("--runs", type=_runs, default=5, help="runs per figure, of which the median counts (5)")
-    parser.add_argument("--scale", type=_scale, default=1.0, help="below 1: smaller scenarios, for a quick look (1.0)")
-    parser.add_argument(
-        "--only", nargs="+", choices=tree.PARTS, metavar="PART", help=f"some of {', '.join(tree.PARTS)}"
-    )
-    parser.add_argument("--no-peer", action="store_true", help="compare with recorded figures, do not run the peer")
-    parser.add_argument("--plot", type=Path, metavar="FILE", help="write the growth from 1 M to 100 M tokens as SVG")
-    args = parser.parse_args(argv)
-    if args.plot is not None:
-        check_writable(args.plot)
-    options = tree.Options(
-        runs=args.runs, scale=args.scale, parts=tuple(args.only or tree.PARTS), peer=not args.no_peer
-    )
-    figures = tree.run(options)
-    checks = report.checks(figures, options.parts)
+    args = _parser().parse_args(argv)
+    figures, parts = args.measure(args)
+    checks = report.checks(figures, parts)
     print(report.text(figures, checks))
     if args.plot is not None:
         args.plot.write_text(plot.growth(figures))
         print(f"growth: {args.plot}", file=sys.stderr)
-    missing = report.missing(figures, options.parts)
+    missing = report.missing(figures, parts)
     for name in missing:
         print(f"mimo-cache bench: {name} was not measured", file=sys.stderr)
     if args.json:
         print(json.dumps({"figures": [f.as_json() for f in figures], "checks": checks}))
     return 1 if missing else 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    top = Parser(prog="mimo-cache bench", description="Measure the cache against its peers.")
+    names = top.add_subparsers(dest="name", required=True, metavar="NAME", parser_class=Parser)
+    one = names.add_parser("tree", help="the cache core beside the prefix tree of SGLang")
+    one.add_argument("--no-peer", action="store_true", help="compare with recorded figures, do not run the peer")
+    one.add_argument("--plot", type=Path, metavar="FILE", help="write the growth from 1 M to 100 M tokens as SVG")
+    _common(one, tree.PARTS)
+    one.set_defaults(measure=_tree)
+    two = names.add_parser("model", help="a model with and without the cache, and beside transformers")
+    two.add_argument("--model", default="tiny", help='a hub checkpoint\'s directory, or "tiny", which comes along')
+    _common(two, MODEL_PARTS)
+    two.set_defaults(measure=_model, plot=None)
+    return top
+
+
+def _common(parser: argparse.ArgumentParser, parts: Sequence[str]) -> None:
+    parser.add_argument("--json", action="store_true", help="print one JSON object as the last line of stdout")
+    parser.add_argument("--runs", type=_runs, default=5, help="runs per figure, of which the median counts (5)")
+    parser.add_argument("--scale", type=_scale, default=1.0, help="below 1: smaller scenarios, for a quick look (1.0)")
+    parser.add_argument("--only", nargs="+", choices=parts, metavar="PART", help=f"some of {', '.join(parts)}")
+
+
+def _tree(args: argparse.Namespace) -> tuple[list[Figure], tuple[str, ...]]:
+    if args.plot is not None:
+        check_writable(args.plot)
+    options = tree.Options(
+        runs=args.runs, scale=args.scale, parts=tuple(args.only or tree.PARTS), peer=not args.no_peer
+    )
+    return tree.run(options), options.parts
+
+
+def _model(args: argparse.Namespace) -> tuple[list[Figure], tuple[str, ...]]:
+    for library in ("torch", "safetensors.torch", "tokenizers"):
+        need(library)
+    from mimo_cache.bench import model  # noqa: PLC0415  optional
+
+    options = model.Options(args.runs, args.scale, tuple(args.only or MODEL_PARTS), args.model)
+    return model.run(options), options.parts
 
 
 def _runs(text: str) -> int:

@@ -51,6 +51,14 @@ FLOORS = (
     Floor("hit_rate_1.6", "hit_rate", "hit_rate_1.6", _least(0.82), "usable hit rate at least 0.82 at 1.6 %"),
     Floor("hit_rate_2.5", "hit_rate", "hit_rate_2.5", _least(0.84), "usable hit rate at least 0.84 at 2.5 %"),
     Floor("hit_rate_4.9", "hit_rate", "hit_rate_4.9", _least(0.84), "usable hit rate at least 0.84 at 4.9 %"),
+    Floor(
+        "ttft_reference", "ttft", "ttft_ratio_reference", _most(0.3), "first token at 90 % reuse at most 0.3, reference"
+    ),
+    Floor("ttft_torch", "ttft", "ttft_ratio_torch", _most(0.3), "first token at 90 % reuse at most 0.3, torch"),
+    Floor("bookkeeping_1", "bookkeeping", "bookkeeping_decode_1", _most(0.03), "bookkeeping at most 3 %, decode of 1"),
+    Floor("bookkeeping_8", "bookkeeping", "bookkeeping_decode_8", _most(0.03), "bookkeeping at most 3 %, decode of 8"),
+    Floor("bookkeeping_prefill", "bookkeeping", "bookkeeping_prefill", _most(0.03), "bookkeeping at most 3 %, prefill"),
+    Floor("decode", "decode", "decode_ratio", _least(1.0), "decoding not slower than transformers"),
 )
 """One for each bound that the project set itself."""
 

@@ -1,4 +1,4 @@
-"""The command line of the demo: options, progress, what goes to stdout and what to stderr."""
+"""The command line of the canary demo: options, progress, what goes to stdout and what to stderr."""
 
 from __future__ import annotations
 
@@ -12,16 +12,20 @@ from mimo_cache._files import check_writable
 from mimo_cache._parser import Parser
 
 from . import report
+from .progress import Progress
 from .run import run
 
 SABOTAGE = ("full", "swa", "mtp")
 
 
 def main(argv: Sequence[str]) -> int:
-    """Runs `mimo-cache demo` with these arguments; the exit code is 0 only when everything was verified."""
+    """Runs `mimo-cache demo --canary` with these arguments; the exit code is 0 only when everything was verified."""
     options = parser().parse_args(argv)
     if options.html is not None and find_spec("matplotlib") is None:
-        print("mimo-cache demo: --html needs matplotlib; pip install 'mimo-cache[report]' brings it", file=sys.stderr)
+        print(
+            "mimo-cache demo --canary: --html needs matplotlib; pip install 'mimo-cache[report]' brings it",
+            file=sys.stderr,
+        )
         return 2
     if options.html is not None:
         check_writable(options.html)
@@ -53,7 +57,7 @@ def parser() -> argparse.ArgumentParser:
         return value
 
     p = Parser(
-        prog="mimo-cache demo",
+        prog="mimo-cache demo --canary",
         description="Serve agent sessions through the cache and check every page it hands out.",
         epilog="Exit code 0 only when everything was verified.",
     )
@@ -69,24 +73,3 @@ def parser() -> argparse.ArgumentParser:
         help="self-check: overwrite one row of this kind in the middle of the run; the run must not verify",
     )
     return p
-
-
-class Progress:
-    """A bar on stderr; a line at every tenth when stderr is no terminal."""
-
-    def __init__(self, terminal: bool) -> None:
-        self.terminal = terminal
-        self.shown = -1
-
-    def __call__(self, done: int, total: int, note: str) -> None:
-        """Shows how far the run is."""
-        percent = 100 * done // max(1, total)
-        if percent == self.shown or (not self.terminal and percent // 10 == self.shown // 10):
-            return
-        self.shown = percent
-        if self.terminal:
-            bar = "#" * (percent * 40 // 100)
-            end = "\n" if percent == 100 else ""
-            print(f"\r[{bar:<40}] {percent:3} %  {note}\x1b[K", end=end, file=sys.stderr, flush=True)
-        else:
-            print(f"{percent:3} %  {note}", file=sys.stderr, flush=True)

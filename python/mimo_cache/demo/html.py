@@ -68,8 +68,8 @@ def page(r: Result) -> str:
     body = "".join(f"<h2>{title}</h2>{content}" for title, content in parts)
     return (
         "<!doctype html><html lang=en><meta charset=utf-8><meta name=viewport content='width=device-width'>"
-        f"<title>mimo-cache demo</title><style>{STYLE}</style>"
-        f"<h1>mimo-cache demo: {r.sessions} sessions, {t.requests:,} requests, {t.steps:,} steps</h1>"
+        f"<title>mimo-cache demo --canary</title><style>{STYLE}</style>"
+        f"<h1>mimo-cache demo --canary: {r.sessions} sessions, {t.requests:,} requests, {t.steps:,} steps</h1>"
         f"{verdict}{body}</html>"
     )
 

@@ -87,7 +87,7 @@ def text(r: Result) -> str:
         return f"{n:>13,}  {100 * n / max(1, t.prompt):5.1f} %"
 
     out = [
-        f"mimo-cache demo: {r.sessions} sessions, {t.requests:,} requests, {t.steps:,} steps "
+        f"mimo-cache demo --canary: {r.sessions} sessions, {t.requests:,} requests, {t.steps:,} steps "
         f"({r.model}, page {r.page}, W {r.window})",
         "",
         "Where the prompt tokens came from",

@@ -28,11 +28,14 @@ class UnknownBackend(MimoCacheError, ValueError):
 
 
 def get(name: str) -> type[Kernels]:
-    """The class of a backend. Raises `UnknownBackend` for a name that nobody registered."""
-    if name not in BACKENDS:
+    """The class of a backend. Raises `UnknownBackend` for a name or a class that is not there."""
+    if not isinstance(name, str) or name not in BACKENDS:
         raise UnknownBackend(f"backend is {name!r}, allowed is one of {', '.join(sorted(BACKENDS))}")
     module, _, cls = BACKENDS[name].partition(":")
-    found: Any = getattr(import_module(module), cls)
+    try:
+        found: Any = getattr(import_module(module), cls)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise UnknownBackend(f"backend {name!r} is {BACKENDS[name]}, which cannot be imported: {error}") from error
     if not (isinstance(found, type) and issubclass(found, Kernels)):
         raise UnknownBackend(f"backend {name!r} is {BACKENDS[name]}, which is no class of Kernels")
     return found

@@ -32,11 +32,13 @@ THREADS = 1
 
 @dataclass(slots=True)
 class _Table:
-    """Pages to read and masks: hidden [rows, keys] marks keys a row must not see, dead [keys] those nobody may see."""
+    """Pages to read, and masks of their last keys: hidden [rows, masked] marks keys a row must not see, dead [masked]
+    those nobody may see. Every row sees all keys before them."""
 
     pages: Any
     hidden: Any
     dead: Any
+    masked: int
 
 
 class ReferenceKernels(Kernels):
@@ -82,7 +84,8 @@ class ReferenceKernels(Kernels):
         logical = np.arange(first, block + 1) - base
         inside = (logical >= 0) & (logical < len(ids))
         pages: Ints = np.where(inside, ids[np.clip(logical, 0, len(ids) - 1)], 0)
-        key = np.arange(first * page, (block + 1) * page)
+        # In full attention a block's rows see every page before their own.
+        key = np.arange((block if group == "full" else first) * page, (block + 1) * page)
         query = rows.positions[:, None]
         hidden = (key > query) | (key < 0)
         low = 0
@@ -95,6 +98,7 @@ class ReferenceKernels(Kernels):
             torch.from_numpy(pages).to(device),
             torch.from_numpy(hidden[None, :, None, :]).to(device),
             torch.from_numpy(dead[:, None, None]).to(device),
+            len(key),
         )
 
     def attention(
@@ -104,12 +108,14 @@ class ReferenceKernels(Kernels):
         table = self._table(rows, group)
         count, heads, dim = q.shape
         kv_heads = k_pool.shape[2]
-        k = k_pool[table.pages].view(-1, kv_heads, dim)
-        v = v_pool[table.pages].view(-1, kv_heads, v_pool.shape[3]).masked_fill(table.dead, 0.0)
+        k = k_pool.index_select(0, table.pages).view(-1, kv_heads, dim)
+        v = v_pool.index_select(0, table.pages).view(-1, kv_heads, v_pool.shape[3])
+        v[-table.masked :].masked_fill_(table.dead, 0.0)
         keys, group_size = k.shape[0], heads // kv_heads
         grouped = q.view(count, kv_heads, group_size, dim).transpose(0, 1).reshape(kv_heads, count * group_size, dim)
         scores = torch.bmm(grouped, k.permute(1, 2, 0)).mul_(scale)
-        scores = scores.view(kv_heads, count, group_size, keys).masked_fill_(table.hidden, -math.inf)
+        scores = scores.view(kv_heads, count, group_size, keys)
+        scores[..., -table.masked :].masked_fill_(table.hidden, -math.inf)
         top = scores.amax(-1, keepdim=True)
         if sink is not None:
             extra = sink.view(kv_heads, 1, group_size, 1)

@@ -111,8 +111,8 @@ class Fields:
             return
         # 1 and True, 0 and False are equal in Python and not in JSON.
         if not any(type(value) is type(one) and value == one for one in allowed):
-            words = " or ".join(shown(one) for one in allowed)
-            raise self.error(name, shown(value), f"{words}, or absent")
+            words = ", ".join([*(shown(one) for one in allowed), "or absent"]) if allowed else "absent"
+            raise self.error(name, shown(value), words)
 
 
 def agreed(*given: tuple[str, T | None]) -> T | None:

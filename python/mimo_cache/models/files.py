@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import BinaryIO
 
-from mimo_cache import FileError
+from mimo_cache import FileError, MimoCacheError
 
 
 @contextmanager
@@ -22,14 +22,11 @@ def opened(file: Path) -> Iterator[tuple[BinaryIO, int]]:
             if not stat.S_ISREG(info.st_mode):
                 raise FileError(f"{file}: not a regular file")
             yield source, info.st_size
-    except FileError:
+    except MimoCacheError:
         raise
     except OSError as error:
         raise FileError(f"{file}: {error.strerror or error}") from error
-    except ValueError as error:
-        # A null character in the path; the errors of this package are ValueErrors too and pass.
-        if "null" not in str(error):
-            raise
+    except ValueError as error:  # a null character in the path
         raise FileError(f"{str(file)!r}: {error}") from error
 
 

@@ -132,9 +132,11 @@ def _device(device: str | torch.device) -> torch.device:
     try:
         place = torch.device(device)
         torch.empty(1, device=place)
-    except (RuntimeError, AssertionError, NotImplementedError, TypeError) as error:
+    except (RuntimeError, AssertionError, NotImplementedError, TypeError, ImportError) as error:
         said = " ".join(str(error).split())[:100]
         raise bad("device", shown(str(device)), f"one that torch has on this machine ({said})") from error
+    if place.type == "meta":
+        raise bad("device", '"meta"', "one that holds values")
     return place
 
 

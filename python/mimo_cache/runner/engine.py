@@ -11,13 +11,14 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from mimo_cache import Key, OutOfPages, PrefixCache, Report
+from mimo_cache import Key, OutOfPages, PrefixCache, Report, SequenceStateError, StepOrderError
 from mimo_cache.kernels.rows import MtpWork, Work
 
 from .errors import RequestError
@@ -85,7 +86,10 @@ class Engine:
         self.running: list[Lane] = []
         self.fresh: dict[int, Lane] = {}
         self.tally = Tally()
+        self.on_rows: Callable[[Lane, Work], None] | None = None
+        """Called for each sequence of a step when its rows are written and not yet committed, for checks."""
         self.next_uid, self.next_step = 0, 1
+        self.refused: int | None = None
         self._full = np.zeros((max_running, 64), np.int32)
         self._swa = np.zeros((max_running, max(1, cache.swa_width(max_step_tokens))), np.int32)
         self._base, self._lens = np.zeros(max_running, np.int32), np.zeros(max_running, np.int32)
@@ -105,13 +109,21 @@ class Engine:
 
         Raises `RequestError` for an empty prompt, ids outside the vocabulary, and more positions than the model has.
         """
-        ids = np.asarray(tokens)
+        if not isinstance(params, SamplingParams):
+            raise RequestError(f"params is of type {type(params).__name__}, allowed is SamplingParams")
+        if isinstance(tokens, str | bytes | bytearray | memoryview):
+            raise RequestError(f"a prompt is of type {type(tokens).__name__}, allowed is one axis of integers")
+        try:
+            ids = np.asarray(tokens)
+        except Exception as error:  # whatever an array of somebody's own raises
+            said = " ".join(str(error).split())[:100]
+            raise RequestError(
+                f"a prompt is no array of token ids, allowed is one axis of integers ({said})"
+            ) from error
         if ids.size == 0:
             raise RequestError("the prompt is empty, allowed is at least one token")
-        if ids.ndim != 1 or not np.issubdtype(ids.dtype, np.integer):
-            raise RequestError(
-                f"a prompt has shape {ids.shape} and dtype {ids.dtype}, allowed is one axis of integers"
-            )
+        if ids.ndim != 1 or ids.dtype.kind not in "iu":
+            raise RequestError(f"a prompt has shape {ids.shape} and dtype {ids.dtype}, allowed is one axis of integers")
         vocab, longest = self.model.config.vocab_size, self.model.config.max_positions
         if int(ids.min()) < 0 or int(ids.max()) >= vocab:
             bad = int(ids.min()) if int(ids.min()) < 0 else int(ids.max())
@@ -141,6 +153,10 @@ class Engine:
                 return True
         return False
 
+    def has(self, uid: int) -> bool:
+        """The request is waiting or running."""
+        return any(lane.uid == uid for lane in (*self.waiting, *self.running))
+
     @property
     def busy(self) -> bool:
         """Requests are waiting or running."""
@@ -151,19 +167,49 @@ class Engine:
     def step(self) -> list[Output]:
         """Runs one step and returns the tokens it made.
 
-        Raises `OutOfPages` when the oldest waiting request needs more than the pools ever have; it leaves the queue.
+        Raises `OutOfPages` when the oldest waiting request, which `refused` then names, needs more than the pools ever
+        have; it leaves the queue, and nothing else has happened. Whatever else is raised inside a step, an interrupt
+        too, ends the requests that took part in it, gives back their pages, and goes on to the caller; all others are
+        as they were.
         """
-        begin = time.perf_counter()
-        self._admit()
-        batch = self._batch()
-        if not batch:
-            return []
-        outputs = self._execute(batch)
-        self.tally.steps += 1
-        self.tally.step_seconds += time.perf_counter() - begin
+        begin, step = time.perf_counter(), self.next_step
+        batch: list[Lane] = []
+        self.refused = None
+        try:
+            refusal = self._admit()
+            if refusal is None:
+                self._batch(batch)
+            outputs = self._execute(batch) if batch else []
+        except BaseException:
+            self._lose(step, batch)
+            raise
+        if refusal is not None:
+            raise refusal
+        if batch:
+            self.tally.steps += 1
+            self.tally.step_seconds += time.perf_counter() - begin
         return outputs
 
-    def _admit(self) -> None:
+    def _lose(self, step: int, batch: list[Lane]) -> None:
+        """Ends what a failed step leaves in doubt: sequences with rows or copies that may not be there."""
+        for lane in [lane for lane in self.waiting if lane.request.opened]:
+            self.waiting.remove(lane)
+            if lane.seq is not None and lane not in self.running:
+                lane.seq.abort()
+        doubtful = {lane.uid for lane in (*batch, *self.fresh.values())}
+        for lane in list(self.running):
+            with suppress(SequenceStateError):  # it had ended
+                if lane.uid not in doubtful and not lane.seq.reserved:
+                    continue
+                lane.seq.abort()
+            self.running.remove(lane)
+        self.fresh.clear()
+        with suppress(StepOrderError):  # it had not begun, or it was retired
+            self.cache.retire(step)
+            self.next_step = step + 1
+
+    def _admit(self) -> OutOfPages | None:
+        """Opens waiting requests in order; the refusal of one that can never be served."""
         while self.waiting and len(self.running) < self.max_running:
             lane = self.waiting[0]
             try:
@@ -171,20 +217,20 @@ class Engine:
             except OutOfPages as error:
                 # With nothing running, nothing will be given back: waiting would never end.
                 if error.needed > error.total or not self.running:
-                    self.waiting.popleft()
-                    raise
-                return
-            self.waiting.popleft()
-            lane.request = None
+                    self.refused = self.waiting.popleft().uid
+                    return error
+                return None
             lane.committed, lane.known = int(lane.seq.committed), lane.prompt
             lane.mtp_done = [lane.final(k) for k in range(self.heads)]
-            self.running.append(lane)
+            # In this order an interrupt finds it among those that wait, opened, or among those in doubt.
             self.fresh[lane.seq.id] = lane
+            self.running.append(lane)
+            self.waiting.popleft()
+        return None
 
-    def _batch(self) -> list[Lane]:
-        """Lanes with slots for this step, decoding ones first."""
+    def _batch(self, batch: list[Lane]) -> None:
+        """Adds the lanes that have slots for this step, decoding ones first."""
         budget = self.max_step_tokens
-        batch = []
         ready = sorted(self.running, key=lambda lane: lane.committed < lane.known - 1)
         for lane in ready:
             rows = min(lane.known - lane.committed, budget)
@@ -197,14 +243,12 @@ class Engine:
                 batch.append(lane)
         if self.running and not batch:
             raise RequestError("no running sequence can get a slot; the pools' scratch pages are too few for a chunk")
-        return batch
 
     def _execute(self, batch: list[Lane]) -> list[Output]:
         step, works = self.next_step, self._fill(batch)
-        try:
-            return self._run(batch, works)
-        finally:
-            self.core(self.cache.retire, step)
+        outputs = self._run(batch, works)
+        self.core(self.cache.retire, step)
+        return outputs
 
     def _run(self, batch: list[Lane], works: list[Work]) -> list[Output]:
         """Trunk, sampling, MTP rows, commit; then ends what has ended."""
@@ -225,8 +269,15 @@ class Engine:
                 lane.known += len(tokens)
                 if self.heads:
                     done, lane.mtp_done = lane.mtp_done, [lane.final(k) for k in range(self.heads)]
-                    mtp.append(MtpWork(done, lane.mtp_done, 0, lane.ids[: lane.known], work.swa_base, work.swa_pages))
+                    base, pages = work.swa_base, work.swa_pages
+                    if min(done) < base * self.page:  # a window shorter than what MTP rows wait for
+                        base, held = self.core(lane.seq.swa_table)
+                        pages = held.astype(np.int64)
+                    mtp.append(MtpWork(done, lane.mtp_done, 0, lane.ids[: lane.known], base, pages))
             self.model.write_mtp(mtp)
+        if self.on_rows is not None:
+            for lane, work in zip(batch, works, strict=True):
+                self.on_rows(lane, work)
         self.core(self.cache.commit_many, [lane.seq for lane in batch], computed, sampled)
         self.tally.computed += sum(computed)
         ended = {output.uid for output in outputs if output.finish}
@@ -300,6 +351,7 @@ class Engine:
         return Output(lane.uid, token, kept, finish, lane.seq.report, now)
 
     def _leave(self, lane: Lane, call: Callable[[], None]) -> None:
-        self.core(call)
+        # In this order an interrupt in between drops the last reference to the sequence, which aborts it.
         self.running.remove(lane)
         self.fresh.pop(lane.seq.id, None)
+        self.core(call)

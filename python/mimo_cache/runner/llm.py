@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 import os
+import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections import deque
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias, cast
 
-import numpy as np
-
-from mimo_cache import Geometry, Key, PrefixCache, Report
+from mimo_cache import Geometry, Key, OutOfPages, PrefixCache, Report
 from mimo_cache.kernels import get
 from mimo_cache.kernels.contract import Shape
 from mimo_cache.models import ModelConfig, load
@@ -19,7 +19,7 @@ from mimo_cache.models.errors import need
 
 from . import budget
 from .engine import Engine, Output
-from .errors import RequestError
+from .errors import RequestError, whole
 from .memory import Pools
 from .model import Model
 from .sampling import SamplingParams
@@ -64,11 +64,13 @@ class LLM:
     - `backend`: "torch", or "reference", whose bits do not depend on what is cached.
     - `memory`: bytes of all pools ("512M", "8G"), or `full_pages`, `swa_pages` and `scratch_pages` one by one.
     - `page_size`: tokens per page; by default the largest power of two up to the window W and 64.
-    - `retention`, `policy`: as for `PrefixCache`.
+    - `retention`, `policy`: as for `PrefixCache`; by default with the ends of answers, which the
+      next turn repeats.
     - `max_running`: sequences in one step; `max_step_tokens`: their rows, which bounds a prefill chunk.
     - `dtype`: of weights and KV, by default float32 on the CPU and the config's elsewhere.
 
-    Raises what `mimo_cache.models.load` raises, `RequestError`, and `UnknownBackend`. Not thread-safe.
+    Raises what `mimo_cache.models.load` raises, `RequestError`, and `UnknownBackend`. Threads may share
+    it: they take turns, step by step, and a step serves the requests of all.
     """
 
     def __init__(
@@ -81,7 +83,7 @@ class LLM:
         swa_pages: int | None = None,
         scratch_pages: int | None = None,
         page_size: int | None = None,
-        retention: str = "prompt_end+branch",
+        retention: str = "prompt_end+seq_end+branch",
         policy: str = "lru",
         max_running: int = 8,
         max_step_tokens: int = 512,
@@ -93,9 +95,18 @@ class LLM:
         need("torch")
         kernels_class = get(backend)
         for name, value in (("max_running", max_running), ("max_step_tokens", max_step_tokens)):
-            if not 1 <= value <= 1 << 16:
-                raise RequestError(f"{name} is {value}, allowed is 1 to {1 << 16}")
-        self.path = TINY if path == "tiny" else Path(path)
+            whole(name, value, 1, 1 << 16)
+        max_running, max_step_tokens = int(max_running), int(max_step_tokens)
+        if scratch_pages is not None and full_pages is None and swa_pages is None:
+            raise RequestError(
+                f"scratch_pages is {scratch_pages} without full_pages and swa_pages, allowed is all three"
+            )
+        try:
+            self.path = TINY if path == "tiny" else Path(path)
+        except TypeError as error:
+            raise RequestError(
+                f"path is of type {type(path).__name__}, allowed is str or os.PathLike of str"
+            ) from error
         self.tokenizer = Tokenizer(self.path)
         config, weights = load(self.path, dtype=dtype, device=device, mtp=mtp, progress=progress)
         self.config: ModelConfig = config
@@ -103,7 +114,7 @@ class LLM:
         self.geometry = Geometry.from_file(
             self.path / "config.json",
             mtp_heads=config.mtp_heads,
-            page_size=page_size or default_page(config.window_keys - 1),
+            page_size=default_page(config.window_keys - 1) if page_size is None else page_size,
             kv_dtype=kv_dtype,
         )
         if full_pages is None and swa_pages is None:
@@ -141,6 +152,10 @@ class LLM:
         )
         model = Model(config, weights, kernels_class(shape), pools)
         self.engine = Engine(model, self.cache, max_running=max_running, max_step_tokens=max_step_tokens)
+        self._turn = threading.RLock()
+        """Held for a step and for handing out its tokens: threads take turns."""
+        self._boxes: dict[int, deque[Output]] = {}
+        self._refusals: dict[int, OutOfPages] = {}
 
     def generate(
         self,
@@ -157,38 +172,83 @@ class LLM:
         can be known; then nothing of the call stays queued.
         """
         many = cast(list[Prompt], [prompts] if _is_one(prompts) else list(prompts))
-        each = [params] * len(many) if isinstance(params, SamplingParams) else list(params)
+        given: Any = params  # callers need not check types
+        if not isinstance(given, SamplingParams | Sequence):
+            said = f"params is of type {type(given).__name__}"
+            raise RequestError(f"{said}, allowed is SamplingParams, or a list of them")
+        each: list[SamplingParams] = [given] * len(many) if isinstance(given, SamplingParams) else list(given)
         if len(each) != len(many):
             raise RequestError(f"there are {len(each)} parameters for {len(many)} prompts, allowed is one or as many")
         begin = time.perf_counter()
         uids: list[int] = []
-        made: dict[int, list[Output]] = {}
+        made: list[list[Output]] = []
         try:
             for prompt, param in zip(many, each, strict=True):
-                uids.append(self.engine.add(self._ids(prompt), param, key=key, store=store))
-            while self.engine.busy:
-                for output in self.engine.step():
-                    made.setdefault(output.uid, []).append(output)
+                uids.append(self._begin(prompt, param, key, store))
+            for uid in uids:
+                made.append([self._next(uid, uids)])
+                while not made[-1][-1].finish:
+                    made[-1].append(self._next(uid, uids))
         finally:
             for uid in uids:
-                self.engine.abort(uid)
-        return [self._completion(made[uid], begin) for uid in uids]
+                self._end(uid)
+        return [self._completion(outputs, begin) for outputs in made]
 
     def stream(
         self, prompt: Prompt, params: SamplingParams = GREEDY, *, key: Key | None = None, store: bool = True
-    ) -> Iterator[Piece]:
-        """Completes one prompt token by token. Closing the iterator early aborts the request."""
+    ) -> Generator[Piece]:
+        """Completes one prompt token by token. Closing the iterator early aborts the request. Streams and calls of
+        `generate` may be mixed: a step serves all of them, whoever asks for it."""
         decoder = self.tokenizer.stream()
-        uid = self.engine.add(self._ids(prompt), params, key=key, store=store)
+        uid = self._begin(prompt, params, key, store)
         try:
-            while self.engine.busy:
-                for output in self.engine.step():
-                    if output.uid == uid:
-                        yield Piece(decoder.step(output.token), output.token, output.finish, output.report)
-                        if output.finish:
-                            return
+            finish = None
+            while not finish:
+                output = self._next(uid, [uid])
+                finish = output.finish
+                yield Piece(decoder.step(output.token), output.token, finish, output.report)
         finally:
+            self._end(uid)
+
+    def _begin(self, prompt: Prompt, params: SamplingParams, key: Key | None, store: bool) -> int:
+        ids = self._ids(prompt)
+        with self._turn:
+            uid = self.engine.add(ids, params, key=key, store=store)
+            self._boxes[uid] = deque()
+        return uid
+
+    def _next(self, uid: int, call: Sequence[int]) -> Output:
+        """The next token of a request. Steps are run until there is one, and what they make for others is kept. Raises
+        what became of any request of the same call."""
+        box = self._boxes[uid]
+        while True:
+            with self._turn:
+                if box:
+                    return box.popleft()
+                for refused in self._refusals.keys() & call:
+                    raise self._refusals[refused]
+                if not self.engine.has(uid):
+                    raise RequestError("the request has ended: a step that it took part in failed, or it was aborted")
+                self._step()
+
+    def _step(self) -> None:
+        """Runs a step and hands out what it made."""
+        try:
+            outputs = self.engine.step()
+        except OutOfPages as refusal:
+            if self.engine.refused is None:
+                raise
+            self._refusals[self.engine.refused] = refusal
+            return
+        for output in outputs:
+            if output.uid in self._boxes:
+                self._boxes[output.uid].append(output)
+
+    def _end(self, uid: int) -> None:
+        with self._turn:
             self.engine.abort(uid)
+            self._boxes.pop(uid, None)
+            self._refusals.pop(uid, None)
 
     def _ids(self, prompt: Prompt) -> Sequence[int]:
         return self.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt
@@ -208,5 +268,12 @@ def default_page(window: int) -> int:
 
 
 def _is_one(prompts: Any) -> bool:
-    """A text, or token ids themselves."""
-    return isinstance(prompts, str) or (len(prompts) > 0 and not isinstance(prompts[0], str | Sequence | np.ndarray))
+    """A text, or token ids themselves. Raises `RequestError` for what is neither one nor a list of them."""
+    if isinstance(prompts, str | bytes | bytearray):  # of which the step loop says which are refused
+        return True
+    if not isinstance(prompts, Sequence) and not getattr(prompts, "ndim", 0):
+        said = f"prompts is of type {type(prompts).__name__}"
+        raise RequestError(f"{said}, allowed is a text, token ids, or a list of these")
+    if len(prompts) == 0:
+        return False
+    return not isinstance(prompts[0], str | Sequence) and getattr(prompts[0], "ndim", 0) == 0

@@ -7,6 +7,8 @@ of `hidden`, the trunk's hidden state after its last norm, from which MTP rows a
 
 from __future__ import annotations
 
+import math
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -15,6 +17,8 @@ import torch
 
 from mimo_cache.kernels import Kernels
 from mimo_cache.models.config import ModelConfig
+
+from .errors import RequestError
 
 
 @dataclass(slots=True)
@@ -36,23 +40,33 @@ class Pools:
     def make(
         cls, config: ModelConfig, *, page_size: int, full_pages: int, swa_pages: int, dtype: Any, device: str
     ) -> Pools:
-        """Zeroed pools with `full_pages` and `swa_pages` usable pages besides the null page."""
+        """Zeroed pools with `full_pages` and `swa_pages` usable pages besides the null page.
+
+        Raises `RequestError` for more bytes than the machine's memory or the device has.
+        """
         full_layers = sum(kind == "full" for kind in config.layer_kinds)
         swa_layers = len(config.layer_kinds) - full_layers
 
-        def pool(layers: int, pages: int, heads: int, dim: int) -> Any:
-            return torch.zeros(layers, pages + 1, page_size, heads, dim, dtype=dtype, device=device)
-
-        full, swa = config.full, config.swa
-        return cls(
-            page_size,
-            pool(full_layers, full_pages, full.kv_heads, full.k_dim),
-            pool(full_layers, full_pages, full.kv_heads, full.v_dim),
-            pool(swa_layers + config.mtp_heads, swa_pages, swa.kv_heads, swa.k_dim),
-            pool(swa_layers + config.mtp_heads, swa_pages, swa.kv_heads, swa.v_dim),
-            torch.zeros(swa_pages + 1, page_size, config.hidden_size, dtype=dtype, device=device),
-            swa_layers,
+        full, swa, rows = config.full, config.swa, swa_layers + config.mtp_heads
+        shapes = (
+            (full_layers, full_pages + 1, page_size, full.kv_heads, full.k_dim),
+            (full_layers, full_pages + 1, page_size, full.kv_heads, full.v_dim),
+            (rows, swa_pages + 1, page_size, swa.kv_heads, swa.k_dim),
+            (rows, swa_pages + 1, page_size, swa.kv_heads, swa.v_dim),
+            (swa_pages + 1, page_size, config.hidden_size),
         )
+        needed = sum(math.prod(shape) for shape in shapes) * dtype.itemsize
+        what = f"pools of {full_pages} full and {swa_pages} SWA pages take {needed / 1e9:.3g} GB"
+        if torch.device(device).type == "cpu":
+            memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+            if needed > memory:
+                raise RequestError(f"{what}, this machine has {memory / 1e9:.3g} GB of memory")
+        try:
+            full_k, full_v, swa_k, swa_v, hidden = (torch.zeros(s, dtype=dtype, device=device) for s in shapes)
+        except RuntimeError as error:
+            said = " ".join(str(error).split())[:200]
+            raise RequestError(f"{what}, which {device} does not give ({said})") from error
+        return cls(page_size, full_k, full_v, swa_k, swa_v, hidden, swa_layers)
 
     @property
     def nbytes(self) -> int:

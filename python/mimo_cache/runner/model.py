@@ -183,9 +183,10 @@ class Model:
         j + k + 1, so the last k + 1 of `ids` are no rows of their own: logits are those of the rows before them.
         Returns one tensor [min(works[i].logits, rows), vocab] in fp32 for each; row j predicts token j + k + 2.
         """
-        if self.mtp is None or not 0 <= head < len(self.mtp.layers):
-            heads = 0 if self.mtp is None else len(self.mtp.layers)
-            raise ValueError(f"head is {head}, allowed is 0 to {heads - 1}")
+        if self.mtp is None:
+            raise ValueError(f"head is {head}, and the model has no MTP head")
+        if not 0 <= head < len(self.mtp.layers):
+            raise ValueError(f"head is {head}, allowed is 0 to {len(self.mtp.layers) - 1}")
         mtp, layer = self.mtp, self.mtp.layers[head]
         stored = self.pools.hidden.view(-1, self.config.hidden_size)
         shifted = [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -9,9 +10,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from .errors import RequestError
+from mimo_cache.models.errors import shown
+
+from .errors import RequestError, real, whole
 
 MAX_TOKENS = 1 << 20
+MAX_ID = (1 << 32) - 1
+"""Largest token id."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,15 +40,23 @@ class SamplingParams:
     keep_logits: bool = False
 
     def __post_init__(self) -> None:
-        for name, value, good, allowed in (
-            ("max_tokens", self.max_tokens, 1 <= self.max_tokens <= MAX_TOKENS, f"1 to {MAX_TOKENS}"),
-            ("temperature", self.temperature, 0 <= self.temperature <= 100, "0 to 100"),
-            ("top_k", self.top_k, self.top_k >= 0, "0 or more"),
-            ("top_p", self.top_p, 0 < self.top_p <= 1, "above 0 and at most 1"),
-            ("seed", self.seed, 0 <= self.seed < 1 << 64, "0 to 2^64 - 1"),
+        try:
+            stops = tuple(self.stop_token_ids)
+        except TypeError as error:
+            said = f"stop_token_ids is {shown(self.stop_token_ids)}, allowed is a list of token ids"
+            raise RequestError(said) from error
+        for name, value in (
+            ("max_tokens", whole("max_tokens", self.max_tokens, 1, MAX_TOKENS)),
+            ("temperature", real("temperature", self.temperature, lambda x: 0 <= x <= 100, "0 to 100")),
+            ("top_k", whole("top_k", self.top_k, 0, 1 << 200, "0 or more")),
+            ("top_p", real("top_p", self.top_p, lambda x: 0 < x <= 1, "above 0 and at most 1")),
+            ("seed", whole("seed", self.seed, 0, (1 << 64) - 1, "0 to 2^64 - 1")),
+            ("stop_token_ids", tuple(whole("an item of stop_token_ids", s, 0, MAX_ID) for s in stops)),
         ):
-            if not good:
-                raise RequestError(f"{name} is {value}, allowed is {allowed}")
+            object.__setattr__(self, name, value)  # numpy's and torch's numbers become Python's
+        for name in ("ignore_eos", "keep_logits"):
+            if not isinstance(getattr(self, name), bool):
+                raise RequestError(f"{name} is {shown(getattr(self, name))}, allowed is True or False")
 
 
 class Sampler:
@@ -54,14 +67,24 @@ class Sampler:
         self.rng = np.random.Generator(np.random.PCG64(params.seed)) if params.temperature > 0 else None
 
     def __call__(self, logits: Any) -> int:
-        """The next token from logits [vocab], a torch tensor in fp32. Ties go to the lowest id."""
+        """The next token from logits [vocab], a torch tensor in fp32. Ties go to the lowest id.
+
+        Raises `RequestError` when the largest logit is not finite, as when one is NaN: no token follows from it.
+        """
+        likeliest = int(logits.argmax())  # of NaN, if there is one
+        largest = float(logits[likeliest])
+        if not math.isfinite(largest):
+            raise RequestError(f"the model's largest logit is {largest}, from which no token can be drawn")
         if self.rng is None:
-            return int(logits.argmax())
-        scaled: npt.NDArray[np.float64] = logits.cpu().numpy().astype(np.float64) / self.params.temperature
+            return likeliest
+        # Distances from the largest first: what a tiny temperature makes infinite then has the chance 0.
+        away: npt.NDArray[np.float64] = logits.cpu().numpy().astype(np.float64) - largest
+        with np.errstate(over="ignore"):
+            scaled = away / self.params.temperature
         order = np.argsort(-scaled, kind="stable")
         if self.params.top_k:
             order = order[: self.params.top_k]
-        chance = np.exp(scaled[order] - scaled[order[0]])
+        chance = np.exp(scaled[order])
         chance /= chance.sum()
         if self.params.top_p < 1:
             keep = int(np.searchsorted(np.cumsum(chance), self.params.top_p)) + 1

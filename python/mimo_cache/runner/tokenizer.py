@@ -8,6 +8,9 @@ from typing import Any
 
 from mimo_cache import FileError
 from mimo_cache.models.errors import need
+from mimo_cache.models.files import read_limited
+
+from .errors import RequestError
 
 MAX_FILE = 256 << 20
 """Longest `tokenizer.json`, in bytes."""
@@ -22,20 +25,24 @@ class Tokenizer:
         from tokenizers.decoders import DecodeStream  # noqa: PLC0415
 
         file = Path(path) / "tokenizer.json"
+        data = read_limited(file, MAX_FILE)
+        if data is None:
+            raise FileError(f"{file}: over {MAX_FILE} bytes, allowed are {MAX_FILE}")
         try:
-            size = file.stat().st_size
-        except OSError as error:
-            raise FileError(f"{file}: {error.strerror}") from error
-        if size > MAX_FILE:
-            raise FileError(f"{file}: {size} bytes, allowed are {MAX_FILE}")
-        try:
-            self._loaded: Any = Loaded.from_file(str(file))
+            self._loaded: Any = Loaded.from_str(data.decode())
         except Exception as error:  # the library raises plain Exception
             raise FileError(f"{file}: no tokenizer can be read from it: {error}") from error
         self._streams = DecodeStream
 
     def encode(self, text: str) -> list[int]:
-        """Token ids of a text; nothing is added before or after it."""
+        """Token ids of a text; nothing is added before or after it. Raises `RequestError` for lone surrogates, which
+        is what bytes that are no UTF-8 become in arguments of a command."""
+        try:
+            text.encode()
+        except UnicodeEncodeError as error:
+            raise RequestError(
+                f"the prompt has a lone surrogate at index {error.start}, allowed is text that UTF-8 can express"
+            ) from error
         ids: list[int] = self._loaded.encode(text, add_special_tokens=False).ids
         return ids
 

@@ -23,6 +23,9 @@ fn options(window: u32, capacity: Capacity, swa_share: f64, retention: &str) -> 
         page_size: PAGE,
         chunk: 16,
         seed: 1,
+        skip_bad: false,
+        service: None,
+        samples: 0,
     }
 }
 

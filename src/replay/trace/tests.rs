@@ -162,6 +162,93 @@ fn a_gzip_bomb_ends_at_the_limit_of_a_line() {
     assert!(message.contains("longer than"), "{message}");
 }
 
+/// The requests that are left when bad lines are passed over, and what was passed over.
+fn skips(bytes: Vec<u8>) -> (Vec<TraceRequest>, Skipped) {
+    let mut reader = TraceReader::new(Cursor::new(bytes), "trace".into()).unwrap().skip_bad(true).check_ids();
+    let mut all = Vec::new();
+    let mut request = TraceRequest::default();
+    while reader.next_into(&mut request).unwrap() {
+        all.push(request.clone());
+    }
+    (all, reader.skipped().clone())
+}
+
+fn line(t: u64, runs: &str) -> String {
+    format!("{{\"t\":{t},\"s\":-1,\"i\":6400,\"o\":7,\"h\":[{runs}]}}\n")
+}
+
+#[test]
+fn ids_that_change_parents_are_named_by_line() {
+    for (runs, words) in [
+        ("[5,1]", "block 5 comes at the start"),
+        ("[4,1],[10,1]", "block 10 comes after block 4"),
+        ("[4,2],[20,1],[9,2]", "block 9 comes after block 20"),
+        ("[30,3],[31,1]", "block 31 comes after block 32"),
+    ] {
+        let text = format!("{HEADER}{}{}{}", line(1, "[4,2],[9,2]"), line(2, runs), line(3, "[4,1]"));
+        let reader = TraceReader::new(Cursor::new(text.clone().into_bytes()), "trace".into()).unwrap();
+        let mut reader = reader.check_ids();
+        let mut request = TraceRequest::default();
+        assert!(reader.next_into(&mut request).unwrap());
+        match reader.next_into(&mut request) {
+            Err(Error::Trace { line: 3, message }) => assert!(message.starts_with(words), "{message}"),
+            other => panic!("{runs}: {other:?}"),
+        }
+        let (left, skipped) = skips(text.into_bytes());
+        assert_eq!(left.iter().map(|r| r.t_ms).collect::<Vec<_>>(), [1, 3]);
+        assert_eq!((skipped.lines, skipped.ids), (1, 1));
+    }
+    // Without the check nothing is kept of ids, and nothing is refused for them.
+    assert_eq!(read(format!("{HEADER}{}{}", line(1, "[4,2]"), line(2, "[5,1]")).into_bytes()).unwrap().len(), 2);
+}
+
+#[test]
+fn bad_lines_are_passed_over_and_counted() {
+    let long = format!("{{\"t\":2,\"s\":{}-1}}\n", " ".repeat(3 * MAX_LINE));
+    let text = [
+        HEADER.into(),
+        line(1, "[4,2]"),
+        "nonsense\n".into(),
+        line(0, "[4,1]"),
+        long,
+        line(2, "[4,3]"),
+        line(9_000, "[5,1]"),
+        "{\"t\":2,\"s\":-1,\"i\":64,\"o\":7,\"h\":[[4,2]]}\n".into(),
+        line(3, "[4,2],[90,1]"),
+    ]
+    .concat();
+    let (left, skipped) = skips(text.clone().into_bytes());
+    // The bad line at 9,000 ms does not make those after it late.
+    assert_eq!(left.iter().map(|r| r.t_ms).collect::<Vec<_>>(), [1, 2, 3]);
+    assert_eq!((skipped.lines, skipped.ids, skipped.first.len()), (5, 1, 5));
+    for (message, number) in skipped.first.iter().zip([3, 4, 5, 7, 8]) {
+        assert!(message.starts_with(&format!("trace line {number}: ")), "{message}");
+    }
+    assert_eq!(skips(gzip(text.as_bytes())), (left, skipped));
+}
+
+#[test]
+fn data_that_breaks_off_is_one_bad_line() {
+    let whole = gzip(format!("{HEADER}{}", line(1, "[4,2]").repeat(20_000)).as_bytes());
+    let (left, skipped) = skips(whole[..whole.len() / 2].to_vec());
+    assert!(!left.is_empty() && left.len() < 20_000);
+    assert_eq!(skipped.lines, 1);
+    assert!(skipped.first[0].contains("damaged or cut short"), "{}", skipped.first[0]);
+}
+
+#[test]
+fn an_endless_line_is_passed_over_in_bounded_memory() {
+    let taken = std::sync::Arc::new(std::sync::atomic::AtomicU64::new(0));
+    let endless = Endless(b' ', taken).take(20 * MAX_LINE as u64);
+    let rest = format!("\n{}", line(1, "[4,2]"));
+    let input = Cursor::new(HEADER.as_bytes()).chain(endless).chain(Cursor::new(rest.into_bytes()));
+    let mut reader = TraceReader::new(BufReader::new(input), "trace".into()).unwrap().skip_bad(true);
+    let mut request = TraceRequest::default();
+    assert!(reader.next_into(&mut request).unwrap());
+    assert_eq!((request.t_ms, reader.skipped().lines, reader.line()), (1, 1, 3));
+    assert!(reader.buffer.capacity() <= MAX_LINE * 2);
+}
+
 #[test]
 fn a_long_value_is_not_quoted_in_full() {
     let (_, message) = fails(format!("{HEADER}{{\"t\":\"{}\"}}\n", "x".repeat(100_000)));
@@ -188,6 +275,10 @@ proptest! {
         let mut text = if good { HEADER.as_bytes().to_vec() } else { Vec::new() };
         text.extend(bytes);
         let _ = read(text.clone());
+        if good {
+            skips(text.clone());
+            skips(gzip(&text));
+        }
         let _ = read(gzip(&text));
     }
 

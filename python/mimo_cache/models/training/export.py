@@ -45,6 +45,7 @@ def write(net: Net, directory: Path, max_positions: int) -> None:
         text = json.dumps(value, indent=2, ensure_ascii=False) + "\n"
         (directory / name).write_text(text, encoding="utf-8")
     save_file(dict(hub_tensors(net)), directory / WEIGHTS, metadata={"format": "pt"})
+    (directory / WEIGHTS).chmod(0o644)  # as the other files, where safetensors keeps it private
 
 
 def read(directory: Path, shape: Shape | None = None) -> Net:
@@ -85,7 +86,7 @@ def _expert(stacked: str, index: int, projection: str) -> str:
 
 
 def config(shape: Shape, max_positions: int) -> dict[str, Any]:
-    """Both spellings. The hub's window leaves out the query's own key; transformers adds it to `sliding_window_size`."""
+    """Both spellings. The hub's window leaves out the query's own key; transformers adds 1 to `sliding_window_size`."""
     count = len(shape.pattern)
     rope = {"rope_type": "default", "partial_rotary_factor": shape.rotary_factor}
     common = {

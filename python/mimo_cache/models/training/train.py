@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import pickle
 import time
 from collections.abc import Callable
 from dataclasses import asdict
@@ -16,16 +17,20 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from .data import Corpus, Sampler, join
+from .evaluate import CONTEXT, bits_per_byte
 from .net import Moe, Net
 from .settings import Recipe, Shape
 
 SAVE_SECONDS = 120.0
 EVALUATE_STEPS = 250
-EVALUATION_CONTEXT = 2048
+STATE, BEST, LOG = "state.pt", "best.pt", "log.jsonl"
+
+
+class StateError(ValueError):
+    """A saved run that cannot be gone on with."""
 
 
 class Trainer:
@@ -42,6 +47,8 @@ class Trainer:
         self.sampler = Sampler(corpus, recipe.seed)
         self.step = 0
         self.best = math.inf
+        self.seconds = 0.0
+        self.mean = torch.zeros(1 + shape.mtp_heads)
 
     @property
     def done(self) -> bool:
@@ -71,7 +78,9 @@ class Trainer:
                 nudge = self.recipe.balance * rate / self.recipe.rate
                 module.gate.e_score_correction_bias += nudge * (load.mean() - load).sign()
         self.step += 1
-        return losses.detach()
+        losses = losses.detach()
+        self.mean = losses if self.step == 1 else self.mean.lerp(losses, 0.02)
+        return losses
 
     def state(self) -> dict[str, Any]:
         return {
@@ -79,31 +88,25 @@ class Trainer:
             "recipe": asdict(self.recipe),
             "step": self.step,
             "best": self.best,
+            "seconds": self.seconds,
+            "mean": self.mean,
             "net": self.net.state_dict(),
             "optimizer": self.optimizer.state_dict(),
         }
 
     def restore(self, state: dict[str, Any]) -> None:
-        """Goes on from `state`. Raises `ValueError` when it belongs to another shape or recipe."""
+        """Goes on from `state`. Raises `StateError` when it belongs to another shape or recipe."""
+        absent = self.state().keys() - state.keys()
+        if absent:
+            raise StateError(f"the saved run lacks {', '.join(sorted(absent))}; start again without --resume")
         for name, ours in (("shape", asdict(self.shape)), ("recipe", asdict(self.recipe))):
             if state[name] != ours:
                 differing = {key: value for key, value in state[name].items() if value != ours.get(key)}
-                raise ValueError(f"the saved run has another {name}: {differing}; start again without --resume")
+                raise StateError(f"the saved run has another {name}: {differing}; start again without --resume")
         self.step, self.best = state["step"], state["best"]
+        self.seconds, self.mean = state["seconds"], state["mean"]
         self.net.load_state_dict(state["net"])
         self.optimizer.load_state_dict(state["optimizer"])
-
-
-@torch.no_grad()
-def bits_per_byte(net: Net, documents: tuple[bytes, ...], context: int) -> float:
-    """Bits per byte of the documents, joined and cut into stretches of `context`; the end of a document counts as a
-    byte."""
-    ids = join(documents)
-    total = 0.0
-    for start in range(0, len(ids) - 1, context):
-        piece = ids[start : start + context + 1]
-        total += F.cross_entropy(net(piece[None, :-1])[0], piece[1:], reduction="sum").item()
-    return total / (len(ids) - 1) / math.log(2)
 
 
 def save(path: Path, value: object) -> None:
@@ -113,40 +116,58 @@ def save(path: Path, value: object) -> None:
     os.replace(beside, path)
 
 
-def train(out: Path, corpus: Corpus, shape: Shape, recipe: Recipe, resume: bool, say: Callable[[str], None]) -> Path:
-    """Trains to the end. Returns the path of the best weights: a state dict of `Net`.
+def load(path: Path) -> Any:
+    """What `save` wrote. Raises `StateError` when it is missing or broken."""
+    try:
+        return torch.load(path, weights_only=True)
+    except FileNotFoundError:
+        raise StateError(f"{path} does not exist; start without --resume") from None
+    except (OSError, RuntimeError, EOFError, pickle.UnpicklingError, KeyError) as error:
+        raise StateError(f"{path} cannot be read ({error}); start again without --resume") from error
 
-    Raises `FileNotFoundError` when `resume` finds no state, `ValueError` when the state is of another run."""
+
+def train(
+    out: Path, corpus: Corpus, shape: Shape, recipe: Recipe, *, resume: bool, say: Callable[[str], None]
+) -> tuple[Net, float]:
+    """Trains to the end. Returns the network with the best weights, and the seconds that all parts of the run took.
+
+    Raises `StateError` when `resume` finds no state, or one of another run."""
     out.mkdir(parents=True, exist_ok=True)
     trainer = Trainer(shape, recipe, corpus)
+    held_out = join(corpus.held_out)
     if resume:
-        trainer.restore(torch.load(out / "state.pt", weights_only=True))
+        trainer.restore(load(out / STATE))
         say(f"resumed at step {trainer.step}")
-    began, first, saved = time.monotonic(), trainer.step, time.monotonic()
-    mean = torch.zeros(1 + shape.mtp_heads)
+    else:
+        (out / LOG).unlink(missing_ok=True)
+    before, first = trainer.seconds, trainer.step
+    began = saved = time.monotonic()
     while not trainer.done:
-        losses = trainer.advance()
-        mean = losses if mean[0] == 0 else mean.lerp(losses, 0.02)
+        trainer.advance()
+        trainer.seconds = before + time.monotonic() - began
         if trainer.step % EVALUATE_STEPS == 0 or trainer.done:
-            held_out = bits_per_byte(trainer.net, corpus.held_out, EVALUATION_CONTEXT)
-            passed = time.monotonic() - began
+            loss = bits_per_byte(trainer.net, held_out, CONTEXT)
+            line = {
+                "step": trainer.step,
+                "held_out": round(loss, 4),
+                "train": [round(x, 4) for x in trainer.mean.tolist()],
+            }
+            with (out / LOG).open("a", encoding="utf-8") as log:
+                log.write(json.dumps(line | {"seconds": round(trainer.seconds)}) + "\n")
             left = sum(_cost(recipe, i) for i in range(trainer.step, recipe.steps))
-            left *= passed / sum(_cost(recipe, i) for i in range(first, trainer.step))
-            line = {"step": trainer.step, "held_out": round(held_out, 4), "train": [round(x, 4) for x in mean.tolist()]}
-            with (out / "log.jsonl").open("a", encoding="utf-8") as log:
-                log.write(json.dumps(line | {"seconds": round(passed)}) + "\n")
-            trained = mean[0].item() / math.log(2)
+            left *= (trainer.seconds - before) / sum(_cost(recipe, i) for i in range(first, trainer.step))
             say(
-                f"step {trainer.step}/{recipe.steps}: {trained:.3f} bits per byte in training, {held_out:.3f} held out; "
-                f"about {left / 60:.0f} minutes left"
+                f"step {trainer.step}/{recipe.steps}: {trainer.mean[0].item() / math.log(2):.3f} bits per byte in "
+                f"training, {loss:.3f} held out; about {left / 60:.0f} minutes left"
             )
-            if held_out < trainer.best:
-                trainer.best = held_out
-                save(out / "best.pt", trainer.net.state_dict())
+            if loss < trainer.best:
+                trainer.best = loss
+                save(out / BEST, trainer.net.state_dict())
         if trainer.done or time.monotonic() - saved > SAVE_SECONDS:
-            save(out / "state.pt", trainer.state())
+            save(out / STATE, trainer.state())
             saved = time.monotonic()
-    return out / "best.pt"
+    trainer.net.load_state_dict(load(out / BEST))
+    return trainer.net, trainer.seconds
 
 
 def _cost(recipe: Recipe, step: int) -> float:
