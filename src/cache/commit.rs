@@ -105,6 +105,7 @@ impl Cache {
             return;
         }
         self.publish_full(index, target, when);
+        self.settle_user(index);
         if when == When::Fork {
             return;
         }
@@ -122,6 +123,15 @@ impl Cache {
             self.offer_window(index, from, target);
         }
         self.seqs[index].published = target;
+    }
+
+    /// Once the whole prompt is in the tree it is known what its user did.
+    pub(super) fn settle_user(&mut self, index: u32) {
+        let seq = &mut self.seqs[index];
+        if !seq.settled && seq.leased >= seq.prompt_end {
+            seq.settled = true;
+            seq.user = self.tree.settle_user(&seq.arrival, seq.found, seq.node(&self.tree), seq.prompt_end);
+        }
     }
 
     /// Moves the path lease over pages up to `target`: pages that the tree has are matched, others become its own.
@@ -170,7 +180,10 @@ impl Cache {
             let own = &mut seq.own;
             let mut pages = std::iter::from_fn(|| own.pop_front().map(Page::computed));
             let pages: &mut dyn Iterator<Item = Page<Full, Computed>> = &mut pages;
-            let end = self.tree.insert(node, query, seq.leased, count, tenant, pages);
+            let back = seq.back;
+            let (end, found) = self.tree.insert(node, query, seq.leased, count, tenant, pages);
+            seq.found = found.filter(|&(at, _)| at <= seq.prompt_end).or(seq.found);
+            self.tree.mark_back(end, back);
             seq.lease = self.tree.nodes[end].last_slot();
             seq.leased += count;
             for page in copied {
@@ -189,7 +202,7 @@ impl Cache {
         let to = tree.node_ending_at(place.node, place.depth);
         tree.lease_path(to);
         let seq = &mut self.seqs[index];
-        tree.unlease_path(node, 0);
+        tree.unlease_path(node, 0, None);
         let from = seq.leased;
         seq.lease = tree.nodes[to].last_slot();
         seq.leased = place.depth;
@@ -297,7 +310,8 @@ impl Cache {
         }
         let at = *slots.last().expect("a window has a page");
         let turn = self.seqs[index].report.turn;
-        self.tree.add_checkpoint(Checkpoint { slot: at, end, kinds, matched: false, turn, pages, pins: 0, tenant });
+        let user = self.seqs[index].user;
+        self.tree.add_checkpoint(Checkpoint { turn, tenant, ..Checkpoint::new(at, end, kinds, pages) }, &user);
         let sup = self.config.retention.sup;
         if sup > 0 && kinds & (kind::PROMPT_END | kind::SEQ_END) != 0 {
             self.tree.supersede(node, end, sup);

@@ -95,7 +95,7 @@ impl Cache {
         let node = seq.node(tree);
         seq.lease = NIL;
         let owner = (index, seq.generation);
-        tree.unlease_path(node, stamp);
+        tree.unlease_path(node, stamp, Some(seq.user));
         self.cancel_copies(owner);
     }
 }

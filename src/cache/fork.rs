@@ -126,6 +126,11 @@ impl Cache {
             moves: SmallVec::new(),
             branch: seq.branch,
             report: seq.report,
+            arrival: seq.arrival,
+            back: seq.back,
+            found: seq.found,
+            user: seq.user,
+            settled: seq.settled,
         };
         self.tree.lease_path(node);
         let index = self.seqs.insert(child);

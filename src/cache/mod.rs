@@ -317,7 +317,8 @@ impl Cache {
         loop {
             let used = u64::from(self.tree.swa.private() + self.tree.swa.cached()) - self.scratch_used;
             let over = used.saturating_sub(self.swa_share() + slack);
-            if over == 0 || self.tree.evict_swa(over as u32) == 0 {
+            let why = if over <= self.given_up() { Why::Chunk } else { Why::SwaPool };
+            if over == 0 || self.tree.evict_swa(over as u32, why) == 0 {
                 return;
             }
         }

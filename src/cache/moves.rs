@@ -105,7 +105,7 @@ impl Cache {
                         self.tree.unlease_swa(swa, stamp);
                     }
                     let node = self.tree.slots.node(slot);
-                    self.tree.unlease_path(node, stamp);
+                    self.tree.unlease_path(node, stamp, None);
                 }
                 Hold::Published(..) => unreachable!("only inside a publication"),
                 Hold::Full(page) => self.tree.free_private_full(page, stamp, &[]),

@@ -5,7 +5,7 @@ use super::sequence::{Seq, SwaHold};
 use super::{Cache, Group, MAX_TOKENS, Match, MtpRebuild, PageCopy, Report, Request, SeqId, base_quota};
 use crate::error::{Error, Result};
 use crate::key::{Key, Span};
-use crate::policy::{NIL, kind};
+use crate::policy::{Arrival, NIL, User, kind};
 use crate::pool::{Hold, NONE};
 use crate::tree::{Cursor, Query, Tree, WalkPlace};
 use smallvec::SmallVec;
@@ -81,6 +81,11 @@ impl Cache {
             moves: SmallVec::new(),
             branch: 0,
             report,
+            arrival: Arrival::default(),
+            back: 0,
+            found: None,
+            user: User::default(),
+            settled: false,
         };
         let index = self.seqs.insert(seq);
         self.enlist(index);
@@ -208,9 +213,18 @@ impl Cache {
         let window = tree.path_slots(node, first, q);
         let ids: SmallVec<[u32; 8]> = window.iter().map(|&s| tree.slots.swa(s)).collect();
         ids.iter().for_each(|&id| tree.lease_swa(id));
-        let turn = if q > 0 { tree.refresh(node, q) } else { 0 };
+        tree.history.arrive(tree.now);
+        let query = Query { tokens: &self.seqs[index].tokens, spans: &self.seqs[index].spans };
+        let evicted = (self.seqs[index].report.misses.evicted / page) as u32;
+        tree.came_back(node, query, p, evicted);
+        let arrival = tree.arrival(node, p);
+        let prompt_end = self.seqs[index].prompt_end;
+        let turn = if q > 0 { tree.refresh(node, q, prompt_end) } else { 0 };
         let seq = &mut self.seqs[index];
         (seq.root, seq.lease, seq.leased, seq.published) = (root, slot, p, q);
+        (seq.arrival, seq.found, seq.settled) = (arrival, None, false);
+        seq.back = p + evicted;
+        seq.user = tree.history.user(&arrival, seq.prompt_end, tree.page);
         if tree.has_full {
             let total = (seq.tokens.len() as u64 + credit).div_ceil(page);
             seq.table = Vec::with_capacity(total as usize);
@@ -257,6 +271,7 @@ impl Cache {
         seq.swa = holds;
         let ends_here = q > 0 && q == seq.prompt_end && seq.store;
         self.recount_scratch(index);
+        self.settle_user(index);
         if ends_here {
             self.keep(index, q, kind::PROMPT_END);
         }

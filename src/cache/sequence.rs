@@ -3,7 +3,7 @@
 use super::{Cache, Report, SeqId};
 use crate::error::{Error, Result};
 use crate::key::{Key, Span};
-use crate::policy::NIL;
+use crate::policy::{Arrival, End, NIL, User};
 use crate::pool::{Full, Page, Reserved, Stamp, Swa};
 use crate::tree::{Cursor, Query, Tree};
 use smallvec::SmallVec;
@@ -90,6 +90,14 @@ pub(super) struct Seq {
     /// Boundary at which a BRANCH checkpoint is due, in pages; 0 for none.
     pub(super) branch: u32,
     pub(super) report: Report,
+    /// What was known of it at `open`, and the deepest end of an earlier prompt that it computed again.
+    pub(super) arrival: Arrival,
+    pub(super) found: Option<(u32, End)>,
+    /// Up to here, in pages, it computes what had been evicted shortly before.
+    pub(super) back: u32,
+    /// As what it leaves its traces; final once its prompt is in the tree.
+    pub(super) user: User,
+    pub(super) settled: bool,
 }
 
 impl Seq {

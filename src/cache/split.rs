@@ -8,7 +8,7 @@
 //!
 //! A chunk drains only while every promise and the highest demand of late fit what is left.
 
-use super::{Cache, Group, PageCopy, Stats};
+use super::{Cache, Group, PageCopy, Stats, Why};
 use crate::error::{Error, Result};
 use crate::pool::{Full, Holding, Page, Quarantined, Region, Swa};
 use crate::tree::Until;
@@ -176,7 +176,6 @@ impl Cache {
         let (first, len) = if from == Group::Full { tree.full.drain(chunk) } else { tree.swa.drain(chunk) };
         split.drain = Some(Drain { from, first, len, cursor: 0, left: len, waited: 0 });
         split.slack = u64::from(slack);
-        tree.balance_counts(false);
         true
     }
 
@@ -185,6 +184,12 @@ impl Cache {
         let Some(split) = self.split.as_deref_mut() else { return 0 };
         split.slack = split.slack.saturating_sub(SHRINK);
         split.slack
+    }
+
+    /// SWA pages by which the share shrinks just now.
+    pub(super) fn given_up(&self) -> u64 {
+        let Some(split) = self.split.as_deref() else { return 0 };
+        split.drain.map_or(0, |d| if d.from == Group::Swa { u64::from(d.len) - split.slack } else { 0 })
     }
 
     /// The same, without taking a step.
@@ -233,7 +238,7 @@ impl Cache {
                 if u64::from(tree.full.free()) + tree.evictable_full() <= self.promised {
                     return false;
                 }
-                tree.full.free() > 0 || tree.evict_full(1) > 0
+                tree.full.free() > 0 || tree.evict_full(1, Why::Chunk) > 0
             }
             Group::Swa => {
                 // The cache shrinks to its new share anyway; room beyond scratch comes from that.
@@ -274,7 +279,6 @@ impl Cache {
             }
         }
         (split.drain, split.slack) = (None, 0);
-        tree.balance_counts(true);
     }
 
     /// A sequence was opened: remembers the demand, and begins the change that is due, if one is.
@@ -292,18 +296,27 @@ impl Cache {
                 (split.drain, split.slack) = (None, 0);
                 split.stats.kept += 1;
                 self.tree.balance_anew(None);
-                self.tree.balance_counts(true);
             }
             return;
         }
         if !split.region.adaptive {
             return;
         }
-        while let Some(to) = self.in_want_of_fresh() {
-            if !self.begin_drain(to, None) {
-                break;
-            }
+        let swa_chunk = u64::from(split.region.swa_pages);
+        let swa_left = self.left().1;
+        self.tree.balance_spare(swa_left >= swa_chunk);
+        if std::env::var("FRESH").is_ok() {
+        while let Some((to, chunk)) = self.wanted_fresh()
+            && self.begin_drain(to, Some(chunk))
+        {
             self.settle_split();
+        }
+        } else if let Some(to) = self.tree.fresh_due() {
+            let chunk = if to == Group::Full { self.tree.swa.chunks().and_then(|c| c.fresh()) } else { self.tree.full.chunks().and_then(|c| c.fresh()) };
+            if let Some(chunk) = chunk && self.begin_drain(to, Some(chunk)) {
+                self.settle_split();
+                self.tree.fresh_moved();
+            }
         }
         if let Some(to) = self.tree.balance_due()
             && self.begin_drain(to, None)
@@ -313,21 +326,22 @@ impl Cache {
         }
     }
 
+    /// Free pages of the full and of the SWA pool that nobody was promised.
+    fn left(&self) -> (u64, u64) {
+        let tree = &self.tree;
+        let windows = u64::from(tree.swa.cached()) - tree.leased_swa() + self.quota + self.copy_holds;
+        let full = u64::from(tree.full.free()).saturating_sub(self.promised);
+        (full, self.swa_share().saturating_sub(windows))
+    }
+
     /// A pool that has less than a chunk free while the other one has a chunk that was never used: what nobody has needed
     /// yet goes to who needs it first, whatever the split at the start.
-    fn in_want_of_fresh(&self) -> Option<Group> {
-        let tree = &self.tree;
-        let (full, swa) = tree.full.chunks().zip(tree.swa.chunks())?;
-        let full_left = u64::from(tree.full.free()).saturating_sub(self.promised);
-        let windows = u64::from(tree.swa.cached()) - tree.leased_swa() + self.quota + self.copy_holds;
-        let swa_left = self.swa_share().saturating_sub(windows);
-        if swa.has_fresh() && full_left < u64::from(full.per()) {
-            Some(Group::Full)
-        } else if full.has_fresh() && swa_left < u64::from(swa.per()) {
-            Some(Group::Swa)
-        } else {
-            None
-        }
+    fn wanted_fresh(&self) -> Option<(Group, u32)> {
+        let (full, swa) = self.tree.full.chunks().zip(self.tree.swa.chunks())?;
+        let (full_left, swa_left) = self.left();
+        let for_full = swa.fresh().filter(|_| full_left < u64::from(full.per()));
+        let for_swa = || full.fresh().filter(|_| swa_left < u64::from(swa.per()));
+        for_full.map(|chunk| (Group::Full, chunk)).or_else(|| for_swa().map(|chunk| (Group::Swa, chunk)))
     }
 
     /// Pages that the full and the SWA pool can promise now, scratch included: those of a chunk that drains left out.

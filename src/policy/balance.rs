@@ -1,44 +1,48 @@
-//! When a chunk of a shared region should change pools: what one pool drops, against what the other one would drop next.
-//!
-//! A byte belongs where it is worth most. The worth of the last bytes of a pool is that of what it drops for want of
-//! room: the policy says what a thing promises, in hits per byte and time. So every drop is evidence: as much as its
-//! value is above that of what the other pool would drop next, as a part of the greater of both, it was wrong, and its
-//! pages count by that part for a chunk more; as much as it is below, it was right, and they count against it. A chunk
-//! changes when the sum is a chunk's worth of pages. So a pool gets a chunk at the price of at least as many pages that
-//! it dropped before: chunks change the slower the more alike the pools are, and never faster than pages are written.
-
+//! WIP
 use crate::cache::types::Group;
 
 /// See the module's text.
 #[derive(Debug, Clone, Default)]
 pub struct Balance {
-    /// Chunks' worth of pages for the full pool; below zero for the SWA pool.
     sum: f32,
-    /// Evidence that moves a chunk.
+    means: [f32; 2],
     patience: f32,
     last: Option<Group>,
+    pub log: [f64; 4],
 }
 
-fn knob(name: &str, default: f32) -> f32 {
+pub fn knob(name: &str, default: f32) -> f32 {
     std::env::var(name).ok().and_then(|v| v.parse().ok()).unwrap_or(default)
 }
 
 impl Balance {
-    /// A pool dropped such a part of a chunk, which had `value`; the other one would have dropped something of `other`.
+    /// A pool dropped something first, at a price per byte; all that it took along was such a part of a chunk.
+    pub fn lost(&mut self, by: Group, part: f32, price: f32) {
+        let n = knob("MEAN", 16.0);
+        let i = if by == Group::Full { 0 } else { 1 };
+        let mean = &mut self.means[i];
+        *mean = if *mean == 0.0 { price } else { *mean + (price - *mean) / n };
+        let most = if std::env::var("AVG").is_ok() { (self.means[0] + self.means[1]) / 2.0 } else { self.means[0].max(self.means[1]) };
+        if most <= 0.0 { return; }
+        let x = (price / most).min(knob("XMAX", 1e9)) * part.min(1.0 / knob("KILLS", 32.0));
+        self.add(by, x, price);
+    }
+    fn add(&mut self, by: Group, x: f32, price: f32) {
+        let sign = if by == Group::Full { 1.0 } else { -1.0 };
+        self.sum = (self.sum + sign * x).clamp(-4.0, 4.0);
+        let i = if by == Group::Full { 0 } else { 1 };
+        self.log[i] += 1.0;
+        self.log[2 + i] += f64::from(price);
+    }
+    /// peek
     pub fn dropped(&mut self, by: Group, part: f32, value: f32, other: f32) {
         let most = value.max(other);
         if most <= 0.0 {
             return;
         }
         let mut gain = (value - other) / most;
-        if gain.abs() < knob("DEAD", 0.2) {
-            gain = 0.0;
-        }
-        if gain < 0.0 {
-            gain *= knob("CON", 1.0);
-        }
-        let sign = if by == Group::Full { 1.0 } else { -1.0 };
-        self.sum = (self.sum + sign * part * gain).clamp(-4.0, 4.0);
+        if gain < 0.0 { gain *= knob("CON", 1.0); }
+        self.add(by, gain * part.min(1.0 / knob("KILLS", 1.0)), value);
     }
 
     /// The pool that should get a chunk.
@@ -50,10 +54,17 @@ impl Balance {
         Some(if self.sum > 0.0 { Group::Full } else { Group::Swa })
     }
 
+    pub fn due_fresh(&self) -> Option<Group> {
+        if self.sum.abs() < knob("FR", 0.1) { return None; }
+        Some(if self.sum > 0.0 { Group::Full } else { Group::Swa })
+    }
+    pub fn fresh_moved(&mut self) { self.sum = 0.0; }
+
     /// A pool gets a chunk: evidence is gathered anew.
     pub fn moved(&mut self, to: Option<Group>) {
         self.sum = 0.0;
         if let Some(to) = to {
+            if std::env::var("DBG").is_ok() { eprintln!("to {to:?} kills {:?} means {:?} patience {}", self.log, self.means, self.patience); self.log = Default::default(); }
             let (least, most) = (knob("PMIN", 0.25), knob("PMAX", 2.0));
             let p = if self.patience == 0.0 { knob("PAT", 1.0) } else { self.patience };
             self.patience = match self.last {

@@ -1,6 +1,7 @@
-//! Least recently used: a doubly linked list over ids, every operation O(1).
+//! Least recently used: a doubly linked list over ids for everything that needs no more, and the policy of that name.
 
-use super::Policy;
+use super::ranked::{Entry, Ranked};
+use super::{Now, Policy, Standing};
 use crate::pool::chunk::ChunkVec;
 
 /// No id.
@@ -8,7 +9,7 @@ pub const NIL: u32 = u32::MAX;
 /// `prev` of an id that is in no list.
 const ABSENT: u32 = u32::MAX - 1;
 
-/// A linked list of ids, oldest first.
+/// A linked list of ids, oldest first; every operation O(1).
 #[derive(Debug)]
 pub struct LruList {
     links: ChunkVec<(u32, u32)>,
@@ -38,23 +39,19 @@ impl LruList {
         self.len += 1;
     }
 
-    /// Ids, oldest first.
-    pub fn iter(&self) -> impl Iterator<Item = u32> + '_ {
-        std::iter::successors(Some(self.head), |&id| Some(self.links.get(id as usize).1)).take_while(|&id| id != NIL)
-    }
-}
-
-impl Policy for LruList {
-    fn insert(&mut self, id: u32) {
+    /// Puts `id` at the young end.
+    pub fn insert(&mut self, id: u32) {
         self.link(self.tail, id, NIL);
     }
 
-    fn insert_after(&mut self, older: u32, id: u32) {
+    /// Puts `id` after `older`.
+    pub fn insert_after(&mut self, older: u32, id: u32) {
         let next = self.links.get(older as usize).1;
         self.link(older, id, next);
     }
 
-    fn remove(&mut self, id: u32) {
+    /// Takes `id` out. Does nothing when it is not in.
+    pub fn remove(&mut self, id: u32) {
         let (prev, next) = *self.links.get(id as usize);
         if prev == ABSENT {
             return;
@@ -71,21 +68,59 @@ impl Policy for LruList {
         self.len -= 1;
     }
 
-    fn victim(&self) -> Option<u32> {
+    /// The oldest id.
+    pub fn oldest(&self) -> Option<u32> {
         (self.head != NIL).then_some(self.head)
     }
 
-    fn after(&self, id: u32) -> Option<u32> {
-        let next = self.links.get(id as usize).1;
-        (next != NIL).then_some(next)
-    }
-
-    fn contains(&self, id: u32) -> bool {
+    /// True when `id` is in the list.
+    pub fn contains(&self, id: u32) -> bool {
         self.links.get(id as usize).0 != ABSENT
     }
 
-    fn len(&self) -> usize {
+    /// Ids in the list.
+    pub fn len(&self) -> usize {
         self.len
+    }
+
+    /// True without ids.
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Ids, oldest first.
+    pub fn iter(&self) -> impl Iterator<Item = u32> + '_ {
+        std::iter::successors(Some(self.head), |&id| Some(self.links.get(id as usize).1)).take_while(|&id| id != NIL)
+    }
+}
+
+/// Evicts what was used longest ago.
+#[derive(Debug)]
+pub struct Lru {
+    ids: Ranked,
+}
+
+impl Default for Lru {
+    fn default() -> Self {
+        Lru { ids: Ranked::new(1) }
+    }
+}
+
+impl Policy for Lru {
+    fn insert(&mut self, id: u32, at: Standing) {
+        self.ids.insert(id, Entry::new(0, &at));
+    }
+
+    fn remove(&mut self, id: u32) {
+        self.ids.remove(id);
+    }
+
+    fn victim(&mut self, _: Now<'_>) -> Option<u32> {
+        self.ids.oldest(0)
+    }
+
+    fn ids(&self) -> &Ranked {
+        &self.ids
     }
 }
 
@@ -103,7 +138,7 @@ mod tests {
         l.remove(5);
         l.remove(5);
         assert_eq!(l.iter().collect::<Vec<_>>(), [9000, 7, 2]);
-        assert_eq!((l.victim(), l.after(7), l.len()), (Some(9000), Some(2), 3));
+        assert_eq!((l.oldest(), l.len()), (Some(9000), 3));
         assert!(!l.contains(5) && l.contains(2));
     }
 }

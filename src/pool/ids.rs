@@ -236,9 +236,9 @@ impl ChunkedIds {
         self.per - self.chunks[chunk as usize].free
     }
 
-    /// True when a chunk is there of which nobody has had anything yet.
-    pub fn has_fresh(&self) -> bool {
-        self.fresh > 0
+    /// The highest chunk of which nobody has had anything yet.
+    pub fn fresh(&self) -> Option<u32> {
+        if self.fresh == 0 { None } else { (0..self.count()).rev().find(|&c| self.chunks[c as usize].fresh) }
     }
 
     /// The owned chunk with the fewest ids in use; of several the highest.

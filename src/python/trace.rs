@@ -204,6 +204,7 @@ fn why_name(why: Why) -> &'static str {
         Why::Share => "tenant_share",
         Why::Superseded => "superseded",
         Why::Resumed => "resumed",
+        Why::Chunk => "chunk",
     }
 }
 

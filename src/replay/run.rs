@@ -374,27 +374,34 @@ impl Engine {
         most / self.page * self.page
     }
 
-    /// The prompt of a request, or nothing when the pool has no room for a block of it. What is larger than the pool
-    /// keeps its head.
-    fn prompt(&mut self, request: &TraceRequest, block: u32) -> Result<Vec<u32>> {
+    /// Chunks of a region go to the full pool as long as a prompt does not fit it.
+    fn make_room(&mut self, request: &TraceRequest, block: u32) -> Result<()> {
         let full = request.block_count() * u64::from(block);
         while self.watch.is_some() && self.limit() < full && split::enlarge_full(&mut self.cache)? {}
+        Ok(())
+    }
+
+    /// The prompt of a request, or nothing when the pool has no room for a block of it. What is larger than the pool
+    /// keeps its head.
+    fn prompt(&self, request: &TraceRequest, block: u32) -> Vec<u32> {
+        let full = request.block_count() * u64::from(block);
         let head = full.min(self.limit());
         if head == 0 {
-            return Ok(Vec::new());
+            return Vec::new();
         }
         let mut prompt = Vec::with_capacity(head as usize + 1);
         tokens::append(&request.blocks, block, head, &mut prompt);
         // A token after the last block, so that all of them may be a hit. Its page is not full and is never shared.
         prompt.push(0);
-        Ok(prompt)
+        prompt
     }
 
     /// One request from arrival to end.
     fn serve(&mut self, request: &TraceRequest, block: u32) -> Result<()> {
         let full = request.block_count() * u64::from(block);
         self.prompt_tokens += full;
-        let prompt = self.prompt(request, block)?;
+        self.make_room(request, block)?;
+        let prompt = self.prompt(request, block);
         let head = (prompt.len() as u64).saturating_sub(1);
         self.misses.capacity += full - head;
         if head == 0 {

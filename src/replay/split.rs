@@ -58,7 +58,7 @@ impl Carved {
         let cached = pools.full_bytes + pools.swa_bytes;
         let most = (cached / u64::from(chunks)).max(full_page).max(swa_page);
         let shape = ChunkShape::fit(full_page, swa_page, most, 1)?;
-        let chunks = (total / shape.bytes).min(u64::from(crate::pool::MAX_CHUNKS)) as u32;
+        let chunks = ((total + shape.bytes / 2) / shape.bytes).min(u64::from(crate::pool::MAX_CHUNKS)) as u32;
         let swa = pools.swa_pages + pools.scratch_pages;
         let swa_chunks = (f64::from(swa) / f64::from(shape.swa_pages)).round() as u32;
         let region = Region {
@@ -68,13 +68,8 @@ impl Carved {
             full_chunks: chunks.saturating_sub(swa_chunks.max(1)),
             min_full_chunks: 0,
             min_swa_chunks: 0,
-            adaptive: true,
+            adaptive: std::env::var("FIXREG").is_err(),
         };
-        let mut region = region;
-        if let Ok(v) = std::env::var("LAB") {
-            let n: Vec<u32> = v.split(',').map(|x| x.parse().unwrap()).collect();
-            (region.full_pages, region.swa_pages, region.full_chunks, region.chunks, region.adaptive) = (n[0], n[1], n[2], n[2] + n[3], false);
-        }
         Ok(Carved { region, chunk_bytes: shape.bytes, scratch_bytes: pools.scratch_bytes })
     }
 

@@ -2,7 +2,7 @@
 
 use super::Tree;
 use super::ghost::Why;
-use crate::policy::{NIL, Policy, kind};
+use crate::policy::{NIL, User, kind};
 use smallvec::SmallVec;
 
 /// Ancestors that SUPn looks at.
@@ -29,6 +29,37 @@ pub struct Checkpoint {
     pub pins: u32,
     /// Who made it.
     pub tenant: u32,
+    /// Order of the last use, and of the first one.
+    pub rank: u64,
+    /// See `rank`.
+    pub born: u64,
+    /// Time of the last use.
+    pub used: u64,
+    /// Matches that ended on it.
+    pub hits: u16,
+    /// Its class for the policy.
+    pub class: u16,
+}
+
+impl Checkpoint {
+    /// At boundary `end`, the end of `slot`, with the window of `pages` pages; the tree fills in the rest.
+    pub fn new(slot: u32, end: u32, kinds: u8, pages: u32) -> Self {
+        Checkpoint {
+            slot,
+            end,
+            kinds,
+            matched: false,
+            turn: 1,
+            pages,
+            pins: 0,
+            tenant: 0,
+            rank: 0,
+            born: 0,
+            used: 0,
+            hits: 0,
+            class: 0,
+        }
+    }
 }
 
 impl Tree {
@@ -47,8 +78,9 @@ impl Tree {
     }
 
     /// Makes a checkpoint at `slot` or adds to the one that is there. All `pages` pages have SWA KV.
-    pub(crate) fn add_checkpoint(&mut self, made: Checkpoint) -> u32 {
+    pub(crate) fn add_checkpoint(&mut self, mut made: Checkpoint, user: &User) -> u32 {
         let Checkpoint { slot, end, kinds, turn, pages, .. } = made;
+        let class = Self::class_of(kinds, user);
         let node = self.slots.node(slot);
         let old = self.slots.ckpt(slot);
         let (id, kept) = if old != NIL {
@@ -57,14 +89,21 @@ impl Tree {
             c.turn = c.turn.max(turn);
             let kept = c.pages;
             c.pages = kept.max(pages);
+            if c.hits == 0 && kinds & !(kind::BRANCH | kind::STRIDE) != 0 {
+                c.class = class;
+            }
             self.touch_ckpt(old);
             (old, kept)
         } else {
+            self.ranks += 1;
+            (made.rank, made.born, made.used, made.class) = (self.ranks, self.ranks, self.history.now(self.now), class);
+            if !crate::policy::class::is_fresh_end(class) {
+                self.history.entered(class);
+            }
             let id = self.ckpts.insert(made);
             self.slots.set_ckpt(slot, id);
             let at = self.nodes[node].ckpts.partition_point(|&c| self.ckpts[c].end < end);
             self.nodes[node].ckpts.insert(at, id);
-            self.order_ckpt(id);
             self.update_dead(node);
             (id, 0)
         };
@@ -80,6 +119,10 @@ impl Tree {
                 }
             }
         }
+        if old == NIL {
+            // Weighed with its pages counted.
+            self.order_ckpt(id);
+        }
         id
     }
 
@@ -92,11 +135,12 @@ impl Tree {
             self.forget_pinned_ckpt(id);
         }
         let node = self.slots.node(c.slot);
-        self.ckpt_ghosts.add(self.slots.key(c.slot), &self.act, c.kinds);
+        self.ckpt_ghosts.add(self.slots.key(c.slot), &self.act, c.kinds, false);
         self.slots.set_ckpt(c.slot, NIL);
         self.nodes[node].ckpts.retain(|&mut x| x != id);
         let pages = self.window_pages(node, c.end, c.pages).expect("a checkpoint's pages are resident");
         self.update_dead(node);
+        self.reweigh_below(node, c.end);
         for page in pages {
             self.unref_swa(page);
         }
@@ -118,16 +162,15 @@ impl Tree {
         }
     }
 
-    /// A match ended at boundary `end` on the path through `node`: refreshes the checkpoint there, or those whose pages
-    /// it read. Returns the turn of the checkpoint at the boundary, else 0.
-    pub(crate) fn refresh(&mut self, node: u32, end: u32) -> u32 {
+    /// A match ended at boundary `end` on the path through `node`, of a prompt that ends at `prompt_end`: refreshes the
+    /// checkpoint there, or those whose pages it read. Returns the turn of the checkpoint at the boundary, else 0.
+    pub(crate) fn refresh(&mut self, node: u32, end: u32, prompt_end: u32) -> u32 {
         if self.need == 0 || end == 0 {
             return 0;
         }
         let id = self.slots.ckpt(self.slot_above(node, end - 1));
         if id != NIL {
-            self.ckpts[id].matched = true;
-            self.touch_ckpt(id);
+            self.matched_ckpt(id, prompt_end);
             return self.ckpts[id].turn;
         }
         for page in self.window_pages(node, end, self.need_at(end)).unwrap_or_default() {
@@ -217,7 +260,7 @@ impl Tree {
         id
     }
 
-    fn has_deeper(&self, node: u32) -> bool {
+    pub(super) fn has_deeper(&self, node: u32) -> bool {
         let mut at = node;
         for _ in 0..8 {
             if self.nodes[at].children != 1 {

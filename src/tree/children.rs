@@ -5,7 +5,7 @@
 
 use super::Tree;
 use super::slots::Run;
-use crate::policy::{NIL, Policy};
+use crate::policy::NIL;
 use crate::pool::chunk::ChunkVec;
 use std::hash::BuildHasher;
 
@@ -71,6 +71,7 @@ impl Tree {
         }
         p.children += 1;
         self.dead.remove(parent);
+        self.order.remove(parent);
         let bucket = self.table.bucket(mixed);
         self.nodes[child].chain = *self.table.heads.get(bucket);
         *self.table.heads.get_mut(bucket) = child;

@@ -3,16 +3,19 @@
 use super::Tree;
 use super::ghost::Why;
 use super::node::Place;
-use crate::policy::{NIL, Policy};
+use crate::policy::NIL;
+use smallvec::SmallVec;
 
 /// Detached roots and children looked at per eviction.
 const DETACHED_LIMIT: usize = 16;
+/// Checkpoints that are weighed again for one choice.
+const REWEIGHED: usize = 8;
 
 impl Tree {
     /// Frees up to `want` full pages: detached namespaces first, then ends that no checkpoint makes resumable, then by
     /// the policy, soft-pinned ones last. Returns how many became free.
-    pub(crate) fn evict_full(&mut self, want: u32) -> u32 {
-        self.act.why = Why::FullPool;
+    pub(crate) fn evict_full(&mut self, want: u32, why: Why) -> u32 {
+        self.act.why = why;
         let mut got = 0;
         while got < want {
             let Some(id) = self.next_victim() else { break };
@@ -32,8 +35,8 @@ impl Tree {
         (!self.detached.is_empty())
             .then(|| self.detached_leaf())
             .flatten()
-            .or_else(|| self.dead.victim())
-            .or_else(|| self.order.victim())
+            .or_else(|| self.dead.oldest())
+            .or_else(|| self.order.victim(self.history.ask(self.now)))
             .or_else(|| self.pinned_leaf())
     }
 
@@ -41,7 +44,7 @@ impl Tree {
     /// go to the young end.
     fn pinned_leaf(&mut self) -> Option<u32> {
         for _ in 0..self.pinned.len() {
-            let id = self.pinned.victim()?;
+            let id = self.pinned.oldest()?;
             if self.nodes[id].is_leaf() {
                 return Some(id);
             }
@@ -72,6 +75,7 @@ impl Tree {
         let mut got = 0;
         // A stretch without checkpoint at its end goes only down to the last checkpoint while it is taken as dead.
         let was_dead = self.dead.contains(id);
+        let mark = self.order.mark(id);
         while got < want {
             let slot = self.nodes[id].last_slot();
             let ckpt = self.slots.ckpt(slot);
@@ -79,18 +83,21 @@ impl Tree {
                 if was_dead && got > 0 {
                     break;
                 }
+                self.weigh_leaf(id, ckpt);
                 self.counters.checkpoints += 1;
                 self.drop_checkpoint(ckpt);
             }
-            self.ghosts.add(self.slots.key(slot), &self.act, 0);
+            self.ghosts.add(self.slots.key(slot), &self.act, 0, mark);
             self.remove_tail(id);
             self.counters.full += 1;
             got += 1;
             if self.nodes[id].len == 0 {
+                self.order.evicted(id, got);
                 self.remove_empty(id);
                 return got;
             }
         }
+        self.order.evicted(id, got);
         self.update_dead(id);
         got
     }
@@ -138,8 +145,8 @@ impl Tree {
 
     /// Drops checkpoints by the policy until `want` SWA pages left the tree or nothing is left to drop. Checkpoints
     /// whose pages are all leased would free nothing and are passed over.
-    pub(crate) fn evict_swa(&mut self, want: u32) -> u32 {
-        self.act.why = Why::SwaPool;
+    pub(crate) fn evict_swa(&mut self, want: u32, why: Why) -> u32 {
+        self.act.why = why;
         let before = self.swa.cached();
         let gone = |t: &Tree| before - t.swa.cached();
         if !self.detached.is_empty() && self.has_full {
@@ -150,26 +157,54 @@ impl Tree {
                 };
             }
         }
-        for pinned in [false, true] {
-            let mut passed = 0;
-            while gone(self) < want {
-                let list: &dyn Policy = if pinned { &self.ckpt_pinned } else { &*self.ckpt_order };
-                if passed >= list.len() {
-                    break;
-                }
-                let Some(id) = list.victim() else { break };
-                if self.frees_nothing(id) {
-                    passed += 1;
-                    self.touch_ckpt(id);
-                    continue;
-                }
-                let other = self.instead_of(id);
-                let id = if self.ckpts[other].pins > 0 && !pinned || self.frees_nothing(other) { id } else { other };
-                self.counters.checkpoints += 1;
-                self.drop_checkpoint(id);
+        // Those whose pages are all leased are in use: they step aside for this call.
+        let mut aside: SmallVec<[u32; 8]> = SmallVec::new();
+        while gone(self) < want {
+            let Some(id) = self.next_checkpoint() else { break };
+            if self.frees_nothing(id) {
+                self.disorder_ckpt(id);
+                aside.push(id);
+                continue;
             }
+            self.weigh_ckpt(id);
+            let other = if self.weighs { id } else { self.instead_of(id) };
+            let id = if self.ckpts[other].pins > 0 || self.frees_nothing(other) { id } else { other };
+            self.counters.checkpoints += 1;
+            self.drop_checkpoint(id);
+        }
+        for id in aside {
+            self.touch_ckpt(id);
+            self.order_ckpt(id);
+        }
+        let mut passed = 0;
+        while gone(self) < want && passed < self.ckpt_pinned.len() {
+            let Some(id) = self.ckpt_pinned.oldest() else { break };
+            if self.frees_nothing(id) {
+                passed += 1;
+                self.touch_ckpt(id);
+                continue;
+            }
+            let other = self.instead_of(id);
+            let id = if self.frees_nothing(other) { id } else { other };
+            self.counters.checkpoints += 1;
+            self.drop_checkpoint(id);
         }
         gone(self)
+    }
+
+    /// The checkpoint that the policy lets go. What it unlocks may have changed since it took its place.
+    fn next_checkpoint(&mut self) -> Option<u32> {
+        for _ in 0..REWEIGHED {
+            let id = self.ckpt_order.victim(self.history.ask(self.now))?;
+            if !self.weighs {
+                return Some(id);
+            }
+            let worth = self.worth(id);
+            if !self.ckpt_order.reweigh(id, worth) {
+                return Some(id);
+            }
+        }
+        self.ckpt_order.victim(self.history.ask(self.now))
     }
 
     fn below_is_rich(&self, id: u32) -> bool {

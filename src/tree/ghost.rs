@@ -1,7 +1,7 @@
 //! Ghosts: a bounded memory of what was dropped, to explain later misses.
 //!
 //! A set-associative table of key fingerprints with the time of dropping: adding and looking up touch one line, the
-//! oldest of a set is replaced, nothing is ever rehashed. A false positive (32 fingerprint bits over 8 ways) only
+//! oldest of a set is replaced, nothing is ever rehashed. A false positive (30 fingerprint bits over 8 ways) only
 //! mislabels a miss.
 //!
 //! By whom something was dropped is not in the table, which would double its lines, but in a ring beside it: what one
@@ -11,6 +11,8 @@ use crate::pool::big::BigArray;
 use std::collections::VecDeque;
 
 const WAYS: usize = 8;
+/// The bit of a tag that is no fingerprint.
+const MARK: u32 = 2;
 /// Most episodes that are remembered, 40 bytes each.
 const MAX_EPISODES: usize = 1 << 16;
 
@@ -28,6 +30,8 @@ pub enum Why {
     Superseded,
     /// It was kept for a parked sequence, which went on.
     Resumed,
+    /// Its pool gave up a chunk of the region.
+    Chunk,
 }
 
 /// The call that is changing the cache.
@@ -88,11 +92,11 @@ impl Ghosts {
     fn place(&self, key: &[u8; 32]) -> (usize, u32) {
         let word = |i: usize| u64::from_le_bytes(key[i..i + 8].try_into().expect("8 bytes"));
         let h = word(0) ^ self.salt;
-        (((h as usize) & self.mask) * 2 * WAYS, (word(8) as u32) | 1)
+        (((h as usize) & self.mask) * 2 * WAYS, (word(8) as u32) & !MARK | 1)
     }
 
-    /// Remembers what was dropped, with the kinds of a checkpoint.
-    pub fn add(&mut self, key: &[u8; 32], act: &Act, kinds: u8) {
+    /// Remembers what was dropped, with the kinds of a checkpoint and one bit of the policy's.
+    pub fn add(&mut self, key: &[u8; 32], act: &Act, kinds: u8, mark: bool) {
         if self.sets.is_empty() {
             return;
         }
@@ -108,20 +112,29 @@ impl Ghosts {
         let (tags, stamps) = self.sets[at..at + 2 * WAYS].split_at_mut(WAYS);
         // The same page dropped again, an empty way, or else the oldest.
         let way = (0..WAYS)
-            .find(|&w| tags[w] == tag)
+            .find(|&w| tags[w] & !MARK == tag)
             .or_else(|| (0..WAYS).find(|&w| tags[w] == 0))
             .unwrap_or_else(|| (0..WAYS).max_by_key(|&w| stamp.wrapping_sub(stamps[w])).unwrap_or(0));
-        (tags[way], stamps[way]) = (tag, stamp);
+        (tags[way], stamps[way]) = (tag | if mark { MARK } else { 0 }, stamp);
     }
 
     /// True when the page was dropped and is still remembered; how many drops ago.
     pub fn dropped_ago(&self, key: &[u8; 32]) -> Option<u32> {
+        let at = self.way(key)?;
+        Some((self.stamp as u32).wrapping_sub(self.sets[at + WAYS]))
+    }
+
+    /// The bit that was remembered of a dropped page.
+    pub fn mark(&self, key: &[u8; 32]) -> Option<bool> {
+        self.way(key).map(|at| self.sets[at] & MARK != 0)
+    }
+
+    fn way(&self, key: &[u8; 32]) -> Option<usize> {
         if self.sets.is_empty() {
             return None;
         }
         let (at, tag) = self.place(key);
-        let way = self.sets[at..at + WAYS].iter().position(|&t| t == tag)?;
-        Some((self.stamp as u32).wrapping_sub(self.sets[at + WAYS + way]))
+        self.sets[at..at + WAYS].iter().position(|&t| t & !MARK == tag).map(|way| at + way)
     }
 
     /// What is remembered of a key, from its newest drop.
@@ -156,9 +169,11 @@ mod tests {
     #[test]
     fn remembers_the_newest() {
         let mut g = Ghosts::new(1000, 3);
-        (0..100_000).for_each(|i| g.add(&key(i), &Act::default(), 0));
+        (0..100_000).for_each(|i| g.add(&key(i), &Act::default(), 0, i % 3 == 0));
         let kept = (99_000..100_000).filter(|&i| g.dropped_ago(&key(i)).is_some()).count();
         assert!(kept > 700, "{kept}");
+        let marked = |i| g.mark(&key(i)).is_none_or(|m| m == (i % 3 == 0));
+        assert!((99_000..100_000).all(marked));
         assert!((0..90_000).all(|i| g.dropped_ago(&key(i)).is_none()));
         assert_eq!(g.episodes.len(), 1, "one call for one reason");
         assert_eq!(Ghosts::new(0, 0).dropped_ago(&key(1)), None);
@@ -168,9 +183,9 @@ mod tests {
     fn tells_who_dropped_it_last() {
         let mut g = Ghosts::new(1000, 3);
         for op in 1..=30u64 {
-            (0..5).for_each(|i| g.add(&key(op * 100 + i), &act(op), op as u8));
+            (0..5).for_each(|i| g.add(&key(op * 100 + i), &act(op), op as u8, false));
         }
-        g.add(&key(203), &act(40), 7);
+        g.add(&key(203), &act(40), 7, true);
         let when = |k| g.recall(&key(k)).map(|d| (d.act.map(|a| a.op), d.kinds));
         assert_eq!(when(100), Some((Some(1), 1)));
         assert_eq!(when(1704), Some((Some(17), 17)));
@@ -182,13 +197,13 @@ mod tests {
     #[test]
     fn the_ring_is_bounded_and_says_when_it_forgot() {
         let mut g = Ghosts::new(64, 3);
-        (0..1000u64).for_each(|i| g.add(&key(i % 40), &act(i + 1), 0));
+        (0..1000u64).for_each(|i| g.add(&key(i % 40), &act(i + 1), 0, false));
         assert_eq!(g.episodes.len(), 64);
         assert!((0..40).all(|i| g.recall(&key(i)).is_none_or(|d| d.act.is_some())), "the last 40 drops are remembered");
         let mut g = Ghosts::new(16, 3);
-        g.add(&key(1), &act(1), 0);
+        g.add(&key(1), &act(1), 0, false);
         // The same page again and again: the first is still in the table, but its episode is gone.
-        (0..50).for_each(|op| g.add(&key(2), &act(op + 2), 0));
+        (0..50).for_each(|op| g.add(&key(2), &act(op + 2), 0, false));
         assert_eq!(g.recall(&key(1)), Some(Dropped { act: None, kinds: 0 }));
     }
 }

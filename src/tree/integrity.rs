@@ -2,7 +2,7 @@
 
 use super::Tree;
 use super::node::Place;
-use crate::policy::{NIL, Policy};
+use crate::policy::NIL;
 use crate::pool::Holding;
 use std::collections::{BTreeMap, HashSet};
 
@@ -67,18 +67,21 @@ impl Tree {
             sums.swa_waiting,
             self.swa_waiting
         );
-        let listed = self.order.len() + self.pinned.len();
-        ensure!(sums.listed == listed, "{} nodes evictable, {listed} in order", sums.listed);
+        let listed = self.order.ids().len();
+        ensure!(sums.listed == listed, "{} leaves may go, {listed} in order", sums.listed);
+        ensure!(sums.pinned == self.pinned.len(), "{} nodes pinned, {} listed", sums.pinned, self.pinned.len());
+        self.order.ids().check()?;
+        self.ckpt_order.ids().check()?;
         ensure!(sums.dead == self.dead.len(), "{} dead ends, {} listed", sums.dead, self.dead.len());
         for (tenant, id) in self.own_nodes.iter() {
             let known = self.nodes.get(id).is_some_and(|n| n.tenant == tenant && n.place == Place::Evictable);
             ensure!(known, "node {id} is in the order of tenant {tenant} by mistake");
         }
         for (tenant, id) in self.own_ckpts.iter() {
-            let known = self.ckpts.get(id).is_some_and(|c| c.tenant == tenant && self.ckpt_order.contains(id));
+            let known = self.ckpts.get(id).is_some_and(|c| c.tenant == tenant && self.ckpt_order.ids().get(id).is_some());
             ensure!(known, "checkpoint {id} is in the order of tenant {tenant} by mistake");
         }
-        ensure!(self.ckpt_order.len() + self.ckpt_pinned.len() == self.ckpts.len(), "a checkpoint is in no order");
+        ensure!(self.ckpt_order.ids().len() + self.ckpt_pinned.len() == self.ckpts.len(), "a checkpoint is in no order");
         for (id, c) in self.ckpts.iter() {
             for page in self
                 .window_pages(self.slots.node(c.slot), c.end, c.pages)
@@ -150,11 +153,14 @@ impl Tree {
                 Place::None => {}
                 Place::Pending => sums.pending += full,
                 Place::Evictable => {
-                    sums.listed += 1;
-                    ensure!(self.order.contains(id) && !n.is_pinned(), "node {id} is not in order");
+                    let entry = self.order.ids().get(id);
+                    ensure!(entry.is_some() == n.is_leaf() && !n.is_pinned(), "node {id} is {entry:?} in order");
+                    let same = |e: &crate::policy::Entry| e.pages == n.len && e.used == n.last.time;
+                    ensure!(entry.is_none_or(same), "node {id} stands as {entry:?}");
+                    sums.listed += usize::from(n.is_leaf());
                 }
                 Place::Pinned => {
-                    sums.listed += 1;
+                    sums.pinned += 1;
                     ensure!(self.pinned.contains(id) && n.is_pinned(), "node {id} is not pinned");
                 }
             }
@@ -241,6 +247,7 @@ struct Sums {
     swa_leased: u64,
     swa_waiting: u64,
     listed: usize,
+    pinned: usize,
     dead: usize,
     refs: BTreeMap<u32, u32>,
     tenants: BTreeMap<u32, (u64, u64)>,

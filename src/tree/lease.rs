@@ -4,7 +4,7 @@
 //! last slot of its node while the lease lives. An SWA lease is a count on the page itself.
 
 use super::Tree;
-use crate::policy::Policy;
+use crate::policy::User;
 use crate::pool::{Full, Hold, MoveBucket, Page, Quarantined, Stamp, Swa};
 
 impl Tree {
@@ -32,9 +32,11 @@ impl Tree {
         }
     }
 
-    /// Ends a path lease whose holder's newest step is `stamp`. Nodes that become free go to the young end, deepest
-    /// first, and are joined with a parent that nothing tells apart from them.
-    pub(crate) fn unlease_path(&mut self, id: u32, stamp: Stamp) {
+    /// Ends a path lease whose holder's newest step is `stamp`. Nodes that become free take their place in the order as
+    /// used by `user`, deepest first, and are joined with a parent that nothing tells apart from them. Without a user it
+    /// is the node's last one.
+    pub(crate) fn unlease_path(&mut self, id: u32, stamp: Stamp, user: Option<User>) {
+        let user = user.unwrap_or(self.nodes[id].last);
         let mut at = id;
         let mut direct = true;
         let mut carry = stamp;
@@ -48,6 +50,7 @@ impl Tree {
             }
             node.stamp = node.stamp.max(carry);
             carry = node.stamp;
+            node.take_user(&user);
             if node.is_leased() {
                 return;
             }
@@ -56,6 +59,7 @@ impl Tree {
                 self.prune_root(root);
                 return;
             }
+            node.uses = node.uses.saturating_add(1);
             self.leased_full -= u64::from(node.len) * u64::from(self.has_full);
             self.put_in_order(at);
             let joined = below.is_some_and(|b| self.try_join(at, b));
@@ -201,7 +205,11 @@ impl Tree {
 
     /// Marks a used checkpoint as young.
     pub(super) fn touch_ckpt(&mut self, id: u32) {
-        if self.ckpt_order.contains(id) {
+        self.ranks += 1;
+        let (rank, now) = (self.ranks, self.history.now(self.now));
+        let c = &mut self.ckpts[id];
+        (c.rank, c.used) = (rank, now);
+        if self.ckpt_order.ids().get(id).is_some() {
             self.disorder_ckpt(id);
             self.order_ckpt(id);
         } else if self.ckpt_pinned.contains(id) {

@@ -1,11 +1,14 @@
-//! What a pool drops, weighed against what the other one would drop next. Only with a region that balances itself.
+//! What a region's pools lose for want of room. Only with a region that balances itself.
 
 use super::Tree;
+use super::ghost::Why;
 use crate::cache::types::Group;
 use crate::policy::Balance;
 
-/// Weighings per chunk of dropped pages, at least: between them drops are only counted.
-const WEIGHINGS: u32 = 64;
+fn knob(name: &str, default: f32) -> f32 {
+    std::env::var(name).ok().and_then(|v| v.parse().ok()).unwrap_or(default)
+}
+fn on(name: &str) -> bool { std::env::var(name).is_ok() }
 
 /// See the module's text.
 #[derive(Debug)]
@@ -14,86 +17,92 @@ pub(crate) struct Margin {
     /// Pages of a chunk.
     full_pages: u32,
     swa_pages: u32,
-    /// Pages dropped since the last weighing.
-    full_dropped: u32,
-    swa_dropped: u32,
-    /// Drops count: not while a chunk changes hands, which takes pages from one pool.
-    counts: bool,
+    spare: bool,
 }
 
 impl Margin {
     /// For chunks of so many pages.
     pub(super) fn new(full_pages: u32, swa_pages: u32) -> Self {
-        Margin {
-            balance: Balance::default(),
-            full_pages,
-            swa_pages,
-            full_dropped: 0,
-            swa_dropped: 0,
-            counts: true,
-        }
+        Margin { balance: Balance::default(), full_pages, swa_pages, spare: false }
     }
 }
 
 impl Tree {
-    /// A leaf that the policy chose is about to lose up to `pages` pages.
-    pub(super) fn weigh_leaf(&mut self, id: u32, pages: u32) {
-        let Some(m) = self.margin.as_mut().filter(|m| m.counts) else { return };
-        m.full_dropped += pages.min(self.nodes[id].len);
-        if m.full_dropped < m.full_pages.div_ceil(WEIGHINGS) {
-            return;
-        }
-        let part = std::mem::take(&mut m.full_dropped) as f32 / m.full_pages as f32;
-        let value = self.leaf_value(id);
-        let other = self.next_ckpt_value();
-        if let Some((m, other)) = self.margin.as_mut().zip(other) {
-            m.balance.dropped(Group::Full, part, value, other);
-        }
+    fn margin_counts(&self, why: Why) -> bool {
+        self.act.why == why && self.detached.is_empty() && self.margin.is_some()
     }
 
-    /// The same for a checkpoint; `pages` of the SWA pool became free, `value` was asked for before.
-    pub(super) fn weigh_ckpt(&mut self, value: f32, pages: u32) {
-        let Some(m) = self.margin.as_mut().filter(|m| m.counts) else { return };
-        m.swa_dropped += pages;
-        if m.swa_dropped < m.swa_pages.div_ceil(WEIGHINGS) {
-            return;
-        }
-        let part = std::mem::take(&mut m.swa_dropped) as f32 / m.swa_pages as f32;
-        let now = self.history.ask(self.now);
-        let other = self.order.victim(now);
-        if let Some(other) = other.map(|id| self.leaf_value(id))
-            && let Some(m) = &mut self.margin
-        {
-            m.balance.dropped(Group::Swa, part, value, other);
-        }
+    fn is_spare(&self, id: u32) -> bool {
+        if on("NOSPARE") { return false }
+        let c = &self.ckpts[id];
+        let at = self.slots.node(c.slot);
+        self.nodes[at].ckpts.last() != Some(&id) || self.has_deeper(at)
     }
 
-    fn leaf_value(&self, id: u32) -> f32 {
-        self.order.value(id, self.history.ask(self.now))
-    }
-
-    /// What a checkpoint promises per byte of full pages; asked only when drops count.
-    pub(super) fn ckpt_value(&self, id: u32) -> f32 {
-        let Some(m) = self.margin.as_ref().filter(|m| m.counts) else { return 0.0 };
+    fn ckpt_price(&self, id: u32) -> f32 {
+        if self.is_spare(id) && !on("SCORE") { return 0.0 }
+        let m = self.margin.as_ref().unwrap();
+        let ratio = m.swa_pages as f32 / m.full_pages as f32;
         let value = self.ckpt_order.value(id, self.history.ask(self.now));
-        if self.weighs { value * m.swa_pages as f32 / m.full_pages as f32 } else { value }
+        let weighed = self.weighs && on("SCORE");
+        value * ratio * if weighed { 1.0 } else { self.worth(id).min(knob("WHI", 1e9) / ratio) } * knob("B", 1.0)
     }
 
-    fn next_ckpt_value(&mut self) -> Option<f32> {
-        let id = self.ckpt_order.victim(self.history.ask(self.now))?;
-        Some(self.ckpt_value(id))
+    /// A leaf is about to lose its last page, and with it the checkpoint `ckpt` at its end.
+    pub(super) fn weigh_leaf(&mut self, id: u32, ckpt: u32) {
+        if !self.margin_counts(Why::FullPool) {
+            return;
+        }
+        let age = self.order.value(id, self.history.ask(self.now));
+        let (node, c) = (&self.nodes[id], &self.ckpts[ckpt]);
+        let above = node.ckpts.iter().rev().map(|&o| self.ckpts[o].end).find(|&end| end < c.end);
+        let pages = c.end - above.unwrap_or(node.depth);
+        let m = self.margin.as_ref().unwrap();
+        if on("PEEK") {
+            let part = pages as f32 / m.full_pages as f32;
+            let other = if m.spare { Some(0.0) } else { self.ckpt_order.victim(self.history.ask(self.now)).map(|id| self.ckpt_price(id)) };
+            if let Some((m, other)) = self.margin.as_mut().zip(other) {
+                m.balance.dropped(Group::Full, part, age, other);
+            }
+        } else if let Some(m) = &mut self.margin {
+            let part = pages as f32 / m.full_pages as f32 + c.pages as f32 / m.swa_pages as f32;
+            m.balance.lost(Group::Full, part, age);
+        }
     }
 
+    /// A checkpoint is about to be dropped for want of SWA pages.
+    pub(super) fn weigh_ckpt(&mut self, id: u32) {
+        if !self.margin_counts(Why::SwaPool) {
+            return;
+        }
+        let price = self.ckpt_price(id);
+        let worth = self.worth(id);
+        let pages = self.ckpts[id].pages;
+        if on("PEEK") {
+            let now = self.history.ask(self.now);
+            let other = self.order.victim(now).map(|id| self.order.value(id, now));
+            if let Some((m, other)) = self.margin.as_mut().zip(other) {
+                let part = pages as f32 / m.swa_pages as f32;
+                m.balance.dropped(Group::Swa, part, price, other);
+            }
+        } else if let Some(m) = &mut self.margin {
+            let part = pages as f32 / m.swa_pages as f32 + pages as f32 * worth / m.full_pages as f32;
+            m.balance.lost(Group::Swa, part, price);
+        }
+    }
+
+    /// Which pools have a whole chunk to spare.
+    pub(crate) fn balance_spare(&mut self, swa: bool) {
+        if let Some(m) = &mut self.margin {
+            m.spare = swa;
+        }
+    }
+
+    pub(crate) fn fresh_due(&self) -> Option<Group> { self.margin.as_ref()?.balance.due_fresh() }
+    pub(crate) fn fresh_moved(&mut self) { if let Some(m) = &mut self.margin { m.balance.fresh_moved() } }
     /// The pool that should get a chunk.
     pub(crate) fn balance_due(&self) -> Option<Group> {
         self.margin.as_ref()?.balance.due()
-    }
-
-    /// A chunk begins to change hands, or is done with it.
-    pub(crate) fn balance_counts(&mut self, counts: bool) {
-        if let Some(m) = &mut self.margin {
-            (m.counts, m.full_dropped, m.swa_dropped) = (counts, 0, 0);
-        }
     }
 
     /// Evidence is gathered anew, after a chunk began to go to a pool by it.

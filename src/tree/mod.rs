@@ -14,6 +14,7 @@ mod evict;
 pub mod ghost;
 mod integrity;
 mod lease;
+mod margin;
 pub mod node;
 mod order;
 mod pins;
@@ -24,6 +25,7 @@ mod shape;
 mod shares;
 mod slots;
 mod usable;
+mod users;
 mod walk;
 
 pub use checkpoint::Checkpoint;
@@ -33,13 +35,14 @@ pub use slots::{Run, Slots};
 pub use walk::{Cursor, Place as WalkPlace, Query};
 
 use crate::cache::types::{CacheConfig, PageKey};
-use crate::policy::{LruList, Policy};
+use crate::policy::{History, LruList, Policy};
 use crate::pool::chunk::{Arena, ChunkVec};
 use crate::pool::{Fence, Full, Pool, Stamp, Swa};
 use children::ChildTable;
 use events::Events;
 use foldhash::fast::FixedState;
 use ghost::{Act, Ghosts};
+use margin::Margin;
 use node::Node;
 use pins::{Pin, PinKey};
 use relocate::Landing;
@@ -134,12 +137,19 @@ pub struct Tree {
     pub(crate) full: Pool<Full>,
     pub(crate) swa: Pool<Swa>,
     pub(crate) fence: Fence,
+    /// Leaves that may go.
     order: Box<dyn Policy>,
     dead: LruList,
     pinned: LruList,
     ckpt_order: Box<dyn Policy>,
     ckpt_pinned: LruList,
-    /// What is in `order` and in `ckpt_order`, of tenants with a share.
+    /// What is learnt for both orders.
+    pub(crate) history: History,
+    /// Checkpoints go by what they unlock.
+    weighs: bool,
+    /// Uses so far: the rank of the newest one.
+    ranks: u64,
+    /// What may go (also what is not a leaf) and what is in `ckpt_order`, of tenants with a share.
     own_nodes: TenantLists,
     own_ckpts: TenantLists,
     detached: Vec<u32>,
@@ -161,6 +171,8 @@ pub struct Tree {
     /// With a region: slots of cached full pages, and pages that were copied just now.
     full_slots: Option<ChunkVec<u32>>,
     landing: Landing,
+    /// With a region that balances itself.
+    margin: Option<Margin>,
     /// Full pages that were dropped.
     pub(crate) ghosts: Ghosts,
     /// Checkpoints that were dropped, by the key of the page that ends at their boundary.
@@ -206,11 +218,14 @@ impl Tree {
             full,
             swa,
             fence: Fence::default(),
-            order: c.policy.build(),
+            order: c.policy.leaves(),
             dead: LruList::default(),
             pinned: LruList::default(),
-            ckpt_order: c.policy.build(),
+            ckpt_order: c.policy.checkpoints(),
             ckpt_pinned: LruList::default(),
+            history: History::new(c.policy, u64::from(c.full_pages.max(c.swa_pages)), c.seed),
+            weighs: c.policy.weighs(),
+            ranks: 0,
             own_nodes: TenantLists::default(),
             own_ckpts: TenantLists::default(),
             detached: Vec::new(),
@@ -230,6 +245,7 @@ impl Tree {
             tenants: BTreeMap::new(),
             full_slots: c.region.is_some().then(|| ChunkVec::new(0)),
             landing: Landing::default(),
+            margin: c.region.as_ref().filter(|r| r.adaptive).map(|r| Margin::new(r.full_pages, r.swa_pages)),
             ghosts: Ghosts::new(c.ghost_pages, c.seed),
             ckpt_ghosts: Ghosts::new(c.ghost_pages.min(c.swa_pages.saturating_mul(2)), c.seed),
             act: Act::default(),
@@ -335,6 +351,9 @@ impl Tree {
             + self.swa_meta.bytes()
             + self.records.bytes()
             + self.full_slots.as_ref().map_or(0, ChunkVec::bytes)
+            + self.history.bytes()
+            + self.order.ids().bytes()
+            + self.ckpt_order.ids().bytes()
             + (self.generations.len() + self.outdated.len()) as u64 * GENERATION_BYTES
     }
 }

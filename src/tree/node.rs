@@ -1,7 +1,7 @@
 //! Nodes: edges of the radix tree, as runs of slots between branching points.
 
 use super::slots::Run;
-use crate::policy::NIL;
+use crate::policy::{NIL, User};
 use smallvec::SmallVec;
 
 /// Longest edge, in pages: bounds what a split or merge has to relabel.
@@ -59,6 +59,18 @@ pub struct Node {
     pub stamp: u64,
     /// Order of eviction.
     pub place: Place,
+    /// Order of the last uses, and of the first one since it is cached; 0 before.
+    pub rank: u64,
+    /// See `rank`.
+    pub born: u64,
+    /// The newest user whose lease ended.
+    pub last: User,
+    /// Deepest end of a prompt inside it, in pages, and its turn; 0 without.
+    pub prompt: (u32, u16),
+    /// How often prompts parted at its end.
+    pub shared: u8,
+    /// Uses since it is cached; one more when its pages had been evicted shortly before.
+    pub uses: u8,
     /// Its valid entry in a step's bucket.
     pub ticket: u64,
     /// Checkpoints inside it, shallow first.
@@ -91,12 +103,29 @@ impl Node {
             pins: 0,
             pinned_children: 0,
             stamp: 0,
+            rank: 0,
+            born: 0,
+            last: User::default(),
+            prompt: (0, 0),
+            shared: 0,
+            uses: 0,
             place: Place::None,
             ticket: 0,
             ckpts: SmallVec::new(),
             swa: 0,
             loose: 0,
             tenant,
+        }
+    }
+
+    /// A lease of `user` ended here or below.
+    pub fn take_user(&mut self, user: &User) {
+        if user.time < self.last.time {
+            return;
+        }
+        self.last = *user;
+        if self.depth < user.end && user.end <= self.end() && user.end >= self.prompt.0 {
+            self.prompt = (user.end, user.turn);
         }
     }
 

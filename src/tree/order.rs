@@ -2,7 +2,6 @@
 
 use super::Tree;
 use super::node::Place;
-use crate::policy::Policy;
 
 impl Tree {
     pub(super) fn take_from_order(&mut self, id: u32) {
@@ -37,9 +36,23 @@ impl Tree {
             self.pinned.insert(id);
         } else {
             node.place = Place::Evictable;
+            self.ranks += 1;
+            node.rank = self.ranks;
+            if node.born == 0 {
+                node.born = node.rank;
+            }
             self.order_node(id);
         }
         self.update_dead(id);
+    }
+
+    /// Enters a node in the policy's order, when it is a leaf that may go.
+    pub(super) fn update_leaf(&mut self, id: u32) {
+        let node = &self.nodes[id];
+        if node.place == Place::Evictable && node.is_leaf() {
+            let at = self.standing(id);
+            self.order.insert(id, at);
+        }
     }
 
     /// A leaf whose last pages no checkpoint can make resumable goes before anything else.

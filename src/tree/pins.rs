@@ -2,7 +2,7 @@
 
 use super::Tree;
 use super::node::Place;
-use crate::policy::{NIL, Policy};
+use crate::policy::NIL;
 use smallvec::SmallVec;
 use std::collections::BTreeSet;
 
@@ -96,6 +96,8 @@ impl Tree {
             c.pins -= 1;
             if c.pins == 0 {
                 self.ckpt_pinned.remove(pin.ckpt);
+                self.ranks += 1;
+                self.ckpts[pin.ckpt].rank = self.ranks;
                 self.order_ckpt(pin.ckpt);
             }
         }

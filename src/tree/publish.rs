@@ -4,12 +4,13 @@ use super::node::{MAX_PAGES, MAX_RUNS, Node};
 use super::walk::Query;
 use super::{SwaMeta, Tree};
 use crate::key::{page_key, page_spans};
+use crate::policy::End;
 use crate::pool::{Computed, Full, Page, Swa};
 
 impl Tree {
     /// Adds `count` pages from page `from` of `query` below `at`, whose end the caller leases; the lease moves to the
     /// end of the returned node. The node is extended in place when nobody else can tell. `pages` yields the full
-    /// pages, or nothing without a full group.
+    /// pages, or nothing without a full group. Also tells the deepest of the pages where an earlier prompt ended.
     pub(crate) fn insert(
         &mut self,
         at: u32,
@@ -18,10 +19,12 @@ impl Tree {
         count: u32,
         tenant: u32,
         pages: &mut dyn Iterator<Item = Page<Full, Computed>>,
-    ) -> u32 {
+    ) -> (u32, Option<(u32, End)>) {
         let size = self.page as usize;
         let mut id = at;
         let mut page = from;
+        let mut found = None;
+        let learns = self.history.learns();
         let mut parent_key = match self.nodes[id].runs.last() {
             Some(_) => *self.slots.key(self.nodes[id].last_slot()),
             None => self.roots[self.nodes[id].root].key,
@@ -48,6 +51,9 @@ impl Tree {
                 self.slots.write(slot, tokens, query.spans, u64::from(page));
                 parent_key = page_key(&parent_key, tokens, page_spans(query.spans, u64::from(page), self.page));
                 self.slots.set_key(slot, parent_key);
+                if learns && let Some(end) = self.history.end_at(&parent_key) {
+                    found = Some((page + 1, end));
+                }
                 if self.has_full {
                     let handle = pages.next().expect("a full page for every page");
                     let handle = self.full.publish(handle);
@@ -74,7 +80,7 @@ impl Tree {
             }
             (run.start..run.start + run.len).for_each(|s| self.touch_slot(s));
         }
-        id
+        (id, found)
     }
 
     /// Fills the SWA hole of `slot` with a sequence's page, which keeps a lease on it. `after` are the known tokens

@@ -3,7 +3,7 @@
 use super::Tree;
 use super::node::{MAX_PAGES, MAX_RUNS, Node, Place};
 use super::slots::Run;
-use crate::policy::{NIL, Policy};
+use crate::policy::NIL;
 use smallvec::SmallVec;
 
 impl Tree {
@@ -19,6 +19,11 @@ impl Tree {
         upper.leased_children = u32::from(node.is_leased());
         upper.pinned_children = u32::from(node.is_pinned());
         upper.hash = node.hash;
+        (upper.rank, upper.born, upper.last) = (node.rank, node.born, node.last);
+        (upper.shared, upper.uses) = (node.shared, node.uses);
+        if node.prompt.0 <= node.depth + at {
+            upper.prompt = std::mem::take(&mut node.prompt);
+        }
         let mut left = at;
         let mut lower: SmallVec<[Run; 2]> = SmallVec::new();
         for run in node.runs.drain(..) {
@@ -68,7 +73,6 @@ impl Tree {
                 nodes.insert(at + 1, (new, self.tickets));
             }
             Place::Evictable => {
-                self.order.insert_after(id, new);
                 if self.own_nodes.contains(id) {
                     self.own_nodes.insert_after(self.nodes[new].tenant, id, new);
                 }
@@ -82,7 +86,7 @@ impl Tree {
     pub(super) fn try_join(&mut self, upper: u32, lower: u32) -> bool {
         let (u, l) = (&self.nodes[upper], &self.nodes[lower]);
         let fits = u.len + l.len <= MAX_PAGES && u.runs.len() + l.runs.len() <= MAX_RUNS;
-        let alike = u.tenant == l.tenant && u.place == l.place && u.pins == 0 && u.stamp == l.stamp;
+        let alike = u.tenant == l.tenant && u.place == l.place && u.pins == 0 && u.stamp == l.stamp && u.shared == 0;
         if u.is_root() || u.children != 1 || !fits || !alike || u.is_leased() || l.is_leased() {
             return false;
         }
@@ -114,6 +118,11 @@ impl Tree {
         ckpts.append(&mut l.ckpts);
         l.ckpts = ckpts;
         l.hash = u.hash;
+        if l.prompt.0 == 0 {
+            l.prompt = u.prompt;
+        }
+        let len = l.len;
+        self.order.resize(lower, len);
         self.add_child(lower);
         true
     }
@@ -129,6 +138,7 @@ impl Tree {
             return;
         }
         self.update_dead(node.parent);
+        self.update_leaf(node.parent);
         if !self.has_full {
             self.trim_tail(node.parent);
         }

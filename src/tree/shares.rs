@@ -4,6 +4,7 @@
 
 use super::Tree;
 use super::ghost::Why;
+use super::node::Place;
 use crate::policy::NIL;
 use crate::pool::chunk::ChunkVec;
 use std::collections::BTreeMap;
@@ -104,7 +105,7 @@ impl Tree {
 
     /// A node became evictable.
     pub(super) fn order_node(&mut self, id: u32) {
-        self.order.insert(id);
+        self.update_leaf(id);
         let tenant = self.nodes[id].tenant;
         if self.is_limited(tenant) {
             self.own_nodes.insert(tenant, id);
@@ -119,7 +120,8 @@ impl Tree {
 
     /// A checkpoint may be dropped by the policy.
     pub(super) fn order_ckpt(&mut self, id: u32) {
-        self.ckpt_order.insert(id);
+        let at = self.ckpt_standing(id);
+        self.ckpt_order.insert(id, at);
         let tenant = self.ckpts[id].tenant;
         if self.is_limited(tenant) {
             self.own_ckpts.insert(tenant, id);
@@ -136,23 +138,37 @@ impl Tree {
     /// to drop. Those from before it had a share are found among the oldest of all.
     pub(crate) fn evict_tenant_swa(&mut self, tenant: u32, want: u64) {
         self.act.why = Why::Share;
-        for own in [true, false] {
-            let mut at = if own { self.own_ckpts.oldest(tenant) } else { self.ckpt_order.victim() };
-            for _ in 0..LOOKS {
-                let Some(id) = at.filter(|_| self.share_left(tenant).1 < want) else { break };
-                at = if own { self.own_ckpts.after(id) } else { self.ckpt_order.after(id) };
-                if self.ckpts[id].tenant != tenant {
-                    continue;
+        let mut at = self.own_ckpts.oldest(tenant);
+        for _ in 0..LOOKS {
+            let Some(id) = at.filter(|_| self.share_left(tenant).1 < want) else { break };
+            at = self.own_ckpts.after(id);
+            if !self.evict_own_ckpt(tenant, id) {
+                self.own_ckpts.remove(tenant, id);
+                self.own_ckpts.insert(tenant, id);
+            }
+        }
+        if self.share_left(tenant).1 < want {
+            let looks: Vec<u32> = self.ckpt_order.ids().iter().take(LOOKS).collect();
+            for id in looks {
+                if self.share_left(tenant).1 >= want {
+                    break;
                 }
-                if !self.frees_nothing(id) {
-                    self.counters.checkpoints += 1;
-                    self.drop_checkpoint(id);
-                } else if own {
-                    self.own_ckpts.remove(tenant, id);
-                    self.own_ckpts.insert(tenant, id);
+                if self.ckpts.get(id).is_some_and(|c| c.tenant == tenant) {
+                    self.evict_own_ckpt(tenant, id);
                 }
             }
         }
+    }
+
+    /// False when the checkpoint stays, since dropping it would free nothing.
+    fn evict_own_ckpt(&mut self, tenant: u32, id: u32) -> bool {
+        debug_assert_eq!(self.ckpts[id].tenant, tenant);
+        let frees = !self.frees_nothing(id);
+        if frees {
+            self.counters.checkpoints += 1;
+            self.drop_checkpoint(id);
+        }
+        frees
     }
 
     /// Frees full pages of a tenant's oldest leaves until it may publish `want` or nothing of its own is left to free.
@@ -160,23 +176,38 @@ impl Tree {
         self.act.why = Why::Share;
         // A share that was cut far below what its tenant has is reached over many calls, none of which takes long.
         let mut budget = want + SHARE_STEP;
-        for own in [true, false] {
-            let mut at = if own { self.own_nodes.oldest(tenant) } else { self.order.victim() };
-            for _ in 0..LOOKS {
-                let missing = want.saturating_sub(self.share_left(tenant).0);
-                let Some(id) = at.filter(|_| missing > 0 && budget > 0) else { break };
-                at = if own { self.own_nodes.after(id) } else { self.order.after(id) };
-                if self.nodes[id].tenant != tenant {
-                    continue;
-                }
-                if self.nodes[id].is_leaf() {
-                    let most = missing.min(budget).min(u64::from(u32::MAX)) as u32;
-                    budget = budget.saturating_sub(u64::from(self.evict_tail(id, most)));
-                } else if own {
-                    self.own_nodes.remove(tenant, id);
-                    self.own_nodes.insert(tenant, id);
+        let mut at = self.own_nodes.oldest(tenant);
+        for _ in 0..LOOKS {
+            let Some(id) = at.filter(|_| self.share_left(tenant).0 < want && budget > 0) else { break };
+            at = self.own_nodes.after(id);
+            if self.nodes[id].is_leaf() {
+                self.evict_own_leaf(tenant, id, want, &mut budget);
+            } else {
+                self.own_nodes.remove(tenant, id);
+                self.own_nodes.insert(tenant, id);
+            }
+        }
+        if self.share_left(tenant).0 < want && budget > 0 {
+            let looks: Vec<u32> = self.order.ids().iter().take(LOOKS).collect();
+            for id in looks {
+                // A node whose last child went is a leaf now and may follow.
+                let mut at = id;
+                while self.nodes.get(at).is_some_and(|n| {
+                    n.tenant == tenant && n.place == Place::Evictable && n.is_leaf()
+                }) {
+                    let parent = self.nodes[at].parent;
+                    self.evict_own_leaf(tenant, at, want, &mut budget);
+                    if self.nodes.get(at).is_some() {
+                        break;
+                    }
+                    at = parent;
                 }
             }
         }
+    }
+
+    fn evict_own_leaf(&mut self, tenant: u32, id: u32, want: u64, budget: &mut u64) {
+        let missing = want.saturating_sub(self.share_left(tenant).0).min(*budget);
+        *budget -= u64::from(self.evict_tail(id, missing.min(u64::from(u32::MAX)) as u32));
     }
 }
