@@ -1,10 +1,13 @@
 //! Token hit rates of policies on traces, through the core: what docs/policies.md shows.
 //!
 //!     cargo bench --bench policies -- FOLDER [--trace NAME]... [--policy NAME]... [--retention RULES]... [--share S]...
-//!         [--cap C]... [--uniform] [--page N]
+//!         [--cap C]... [--uniform] [--page N] [--json FILE]
+//!
+//! With `--json` every replay is a line added to FILE, as soon as it is done.
 
 use mimo_cache::policy::{PolicyKind, Retention};
 use mimo_cache::replay::{Capacity, KvBytes, Options, run};
+use std::io::Write;
 use std::path::Path;
 
 /// Traces with the capacities, in percent, at which they are looked at: all layers in one pool, and two pools.
@@ -20,7 +23,7 @@ fn main() {
     let mut args = std::env::args().skip(1).filter(|a| a != "--bench");
     let folder = args.next().expect("the folder of the traces");
     let (mut traces, mut policies, mut retentions, mut shares, mut caps) = (vec![], vec![], vec![], vec![], vec![]);
-    let (mut uniform, mut page) = (false, 64);
+    let (mut uniform, mut page, mut json) = (false, 64, None);
     while let Some(arg) = args.next() {
         let mut value = || args.next().expect("a value");
         match arg.as_str() {
@@ -31,6 +34,7 @@ fn main() {
             "--cap" => caps.push(value().parse::<f64>().expect("a capacity in percent")),
             "--page" => page = value().parse().expect("tokens of a page"),
             "--uniform" => uniform = true,
+            "--json" => json = Some(value()),
             other => panic!("what is {other}"),
         }
     }
@@ -75,11 +79,26 @@ fn main() {
                         match run(&path, &options, |_| true) {
                             Ok(Some(o)) => {
                                 let (hit, full) = (100.0 * o.token_hit_rate(), 100.0 * o.full_kv_hit_rate());
-                                line += &if uniform { format!(" {hit:6.2}") } else { format!(" {hit:6.2} ({full:5.2})") };
+                                line +=
+                                    &if uniform { format!(" {hit:6.2}") } else { format!(" {hit:6.2} ({full:5.2})") };
                                 seconds += o.seconds;
+                                if let Some(file) = &json {
+                                    let row = serde_json::json!({
+                                        "trace": name, "model": if uniform { "uniform" } else { "mimo-v2.5-pro" },
+                                        "policy": policy.name(), "retention": rules, "swa_share": share, "percent": cap,
+                                        "page_size": page, "token_hit_rate": o.token_hit_rate(),
+                                        "full_kv_hit_rate": o.full_kv_hit_rate(), "seconds": o.seconds,
+                                        "full_evicted": o.full_evicted, "checkpoints_evicted": o.checkpoints_evicted,
+                                        "checkpoints": o.checkpoints,
+                                    });
+                                    let mut file = std::fs::File::options().create(true).append(true).open(file);
+                                    let file = file.as_mut().expect("a file to add lines to");
+                                    writeln!(file, "{row}").expect("room for a line");
+                                }
                             }
                             Ok(None) => unreachable!("nobody stops it"),
-                            Err(e) => line += &format!(" [{e}]"),
+                            // Too small for a window and one checkpoint.
+                            Err(_) => line += if uniform { "      -" } else { "      -        " },
                         }
                     }
                     println!("{line}  {seconds:.1} s");

@@ -9,6 +9,7 @@ pub mod key;
 pub mod policy;
 pub mod pool;
 pub mod replay;
+pub mod ring;
 pub mod sync;
 pub mod tree;
 

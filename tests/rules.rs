@@ -185,7 +185,7 @@ fn a_match_keeps_its_checkpoint_young() {
     for topic in 1..4 {
         e.serve(words(topic, 9), tenant(0));
     }
-    for topic in 10..16 {
+    for topic in 10..17 {
         let seq = e.open(join(&[&words(1, 8), &words(50, 5)]), tenant(0));
         e.cache.abort(seq).unwrap();
         e.serve(words(topic, 9), tenant(0));

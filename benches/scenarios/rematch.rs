@@ -7,8 +7,9 @@
 use super::RUNS;
 use crate::common::driver::{Driver, PAGE, config};
 use crate::common::{cpu_ns, figure, tokens};
-use mimo_cache::cache::Request;
+use mimo_cache::cache::{CacheConfig, Request};
 use mimo_cache::key::Key;
+use mimo_cache::policy::PolicyKind;
 use serde_json::Value;
 
 const WAITING: usize = 64;
@@ -48,8 +49,9 @@ pub fn prepare(n: usize, run: u64) -> (Driver, Vec<Request>) {
     let filler = UNRELATED + 256;
     let full = WAITING * (n / PAGE) + filler * (OTHER / PAGE) + 256;
     // Two SWA pages a checkpoint; room for the ends of the waiting prompts and for 1,000 newer checkpoints, so that these
-    // push out what is older: the filler's and the middles.
-    let mut driver = Driver::new(config(full, 2 * (WAITING + UNRELATED + 32)));
+    // push out what is older, in the order of LRU: the filler's and the middles.
+    let sizes = config(full, 2 * (WAITING + UNRELATED + 32));
+    let mut driver = Driver::new(CacheConfig { policy: PolicyKind::Lru, ..sizes });
     for i in 0..filler as u64 {
         driver.run(tokens(run << 32 | 1 << 24 | i, OTHER));
     }

@@ -810,7 +810,7 @@ class PrefixCache:
     - `full_pages`, `swa_pages`: usable page ids of the two pools (id 0 is the null page and comes on top); 0 for a
       group the model does not have. `scratch_pages`: part of `swa_pages` for chunks longer than a window.
     - `retention`: parts joined by "+": prompt_end, seq_end, branch, sup<n>, stride<tokens>, dense<tokens>:<until>.
-    - `policy`: "lru".
+    - `policy`: order of eviction, "hit_density", "lru", "arc", "s3fifo" or "turn_hazard" (docs/policies.md).
     - `events`: keys the event ring holds; 0 turns events off. `ghosts`: dropped pages that are remembered to explain
       misses, default 2 * full_pages. `max_pinned_pages`: full pages under a pin at once, default full_pages / 4.
     - `seed`: of the hash tables. `weights`: version of the model's weights, part of every namespace.
@@ -825,8 +825,8 @@ class PrefixCache:
         full_pages: SupportsIndex = 0,
         swa_pages: SupportsIndex = 0,
         scratch_pages: SupportsIndex = 0,
-        retention: str = "prompt_end+branch",
-        policy: str = "lru",
+        retention: str = "prompt_end+branch+sup2+stride8192+dense2048:4096",
+        policy: str = "hit_density",
         events: SupportsIndex = 65536,
         ghosts: SupportsIndex | None = None,
         seed: SupportsIndex = 0,
@@ -843,8 +843,8 @@ class PrefixCache:
         full_pages: SupportsIndex = 0,
         swa_pages: SupportsIndex = 0,
         scratch_pages: SupportsIndex = 0,
-        retention: str = "prompt_end+branch",
-        policy: str = "lru",
+        retention: str = "prompt_end+branch+sup2+stride8192+dense2048:4096",
+        policy: str = "hit_density",
         events: SupportsIndex = 65536,
         ghosts: SupportsIndex | None = None,
         seed: SupportsIndex = 0,
@@ -954,6 +954,7 @@ class PrefixCache:
 
 DEFAULT_POLICY: str
 DEFAULT_RETENTION: str
+POLICIES: tuple[str, ...]
 
 def replay(
     trace: str | os.PathLike[str],
@@ -963,8 +964,8 @@ def replay(
     swa_share: float | None = None,
     split: Literal["fixed", "adaptive"] = "fixed",
     split_chunks: SupportsIndex = 64,
-    retention: str = "prompt_end+branch",
-    policy: str = "lru",
+    retention: str = "prompt_end+branch+sup2+stride8192+dense2048:4096",
+    policy: str = "hit_density",
     page_size: SupportsIndex = 64,
     chunk: SupportsIndex = 8192,
     seed: SupportsIndex = 0,
@@ -1003,8 +1004,8 @@ def explain(
     model: str,
     capacity: str,
     swa_share: float | None = None,
-    retention: str = "prompt_end+branch",
-    policy: str = "lru",
+    retention: str = "prompt_end+branch+sup2+stride8192+dense2048:4096",
+    policy: str = "hit_density",
     page_size: SupportsIndex = 64,
     chunk: SupportsIndex = 8192,
     seed: SupportsIndex = 0,

@@ -121,6 +121,8 @@ impl Cache {
                 self.keep(index, end, kinds);
             }
             self.offer_window(index, from, target);
+            // What was a window in scratch may be a checkpoint now.
+            self.rebalance();
         }
         self.seqs[index].published = target;
     }

@@ -311,12 +311,19 @@ impl Cache {
         self.tree.begin(SeqId { index, generation }.number());
     }
 
+    /// SWA pages that count against the share of windows and checkpoints. Scratch that no chunk uses serves windows, so
+    /// that they push out checkpoints only when there are many of them or a chunk needs its room.
+    fn swa_in_share(&self) -> u64 {
+        let private = u64::from(self.tree.swa.private());
+        let outside = private.min(u64::from(self.config.scratch_pages)).max(self.scratch_used);
+        private + u64::from(self.tree.swa.cached()) - outside
+    }
+
     /// Cached and window pages fit their share again: a chunk that retention keeps pushes out older checkpoints.
     fn rebalance(&mut self) {
         let slack = self.shrinking();
         loop {
-            let used = u64::from(self.tree.swa.private() + self.tree.swa.cached()) - self.scratch_used;
-            let over = used.saturating_sub(self.swa_share() + slack);
+            let over = self.swa_in_share().saturating_sub(self.swa_share() + slack);
             let why = if over <= self.given_up() { Why::Chunk } else { Why::SwaPool };
             if over == 0 || self.tree.evict_swa(over as u32, why) == 0 {
                 return;

@@ -232,7 +232,7 @@ impl Cache {
         {
             return Err("SWA leases of sequences and of pages differ".into());
         }
-        if t.has_swa && u64::from(t.swa.private() + t.swa.cached()) - self.scratch_used > self.swa_share() + self.slack() {
+        if t.has_swa && self.swa_in_share() > self.swa_share() + self.slack() {
             return Err("windows and checkpoints take more than their share of the SWA pool".into());
         }
         let beyond = u64::from(t.full.private()) + t.leased_full() + self.promised > u64::from(t.full.usable());

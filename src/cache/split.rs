@@ -302,16 +302,7 @@ impl Cache {
         if !split.region.adaptive {
             return;
         }
-        let swa_chunk = u64::from(split.region.swa_pages);
-        let swa_left = self.left().1;
-        self.tree.balance_spare(swa_left >= swa_chunk);
-        if std::env::var("FRESH").is_ok() {
-        while let Some((to, chunk)) = self.wanted_fresh()
-            && self.begin_drain(to, Some(chunk))
-        {
-            self.settle_split();
-        }
-        } else if let Some(to) = self.tree.fresh_due() {
+        if let Some(to) = self.tree.fresh_due() {
             let chunk = if to == Group::Full { self.tree.swa.chunks().and_then(|c| c.fresh()) } else { self.tree.full.chunks().and_then(|c| c.fresh()) };
             if let Some(chunk) = chunk && self.begin_drain(to, Some(chunk)) {
                 self.settle_split();
@@ -324,24 +315,6 @@ impl Cache {
             self.tree.balance_anew(Some(to));
             self.rebalance();
         }
-    }
-
-    /// Free pages of the full and of the SWA pool that nobody was promised.
-    fn left(&self) -> (u64, u64) {
-        let tree = &self.tree;
-        let windows = u64::from(tree.swa.cached()) - tree.leased_swa() + self.quota + self.copy_holds;
-        let full = u64::from(tree.full.free()).saturating_sub(self.promised);
-        (full, self.swa_share().saturating_sub(windows))
-    }
-
-    /// A pool that has less than a chunk free while the other one has a chunk that was never used: what nobody has needed
-    /// yet goes to who needs it first, whatever the split at the start.
-    fn wanted_fresh(&self) -> Option<(Group, u32)> {
-        let (full, swa) = self.tree.full.chunks().zip(self.tree.swa.chunks())?;
-        let (full_left, swa_left) = self.left();
-        let for_full = swa.fresh().filter(|_| full_left < u64::from(full.per()));
-        let for_swa = || full.fresh().filter(|_| swa_left < u64::from(swa.per()));
-        for_full.map(|chunk| (Group::Full, chunk)).or_else(|| for_swa().map(|chunk| (Group::Swa, chunk)))
     }
 
     /// Pages that the full and the SWA pool can promise now, scratch included: those of a chunk that drains left out.

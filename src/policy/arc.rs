@@ -52,8 +52,8 @@ impl Policy for Arc {
         &self.ids
     }
 
-    fn resize(&mut self, id: u32, pages: u32) {
-        self.ids.resize(id, pages);
+    fn ids_mut(&mut self) -> &mut Ranked {
+        &mut self.ids
     }
 
     fn evicted(&mut self, id: u32, pages: u32) {

@@ -9,6 +9,7 @@ pub struct Balance {
     patience: f32,
     last: Option<Group>,
     pub log: [f64; 4],
+    pub ok: bool,
 }
 
 pub fn knob(name: &str, default: f32) -> f32 {
@@ -34,17 +35,6 @@ impl Balance {
         self.log[i] += 1.0;
         self.log[2 + i] += f64::from(price);
     }
-    /// peek
-    pub fn dropped(&mut self, by: Group, part: f32, value: f32, other: f32) {
-        let most = value.max(other);
-        if most <= 0.0 {
-            return;
-        }
-        let mut gain = (value - other) / most;
-        if gain < 0.0 { gain *= knob("CON", 1.0); }
-        self.add(by, gain * part.min(1.0 / knob("KILLS", 1.0)), value);
-    }
-
     /// The pool that should get a chunk.
     pub fn due(&self) -> Option<Group> {
         let patience = if self.patience == 0.0 { knob("PAT", 1.0) } else { self.patience };
@@ -56,9 +46,9 @@ impl Balance {
 
     pub fn due_fresh(&self) -> Option<Group> {
         if self.sum.abs() < knob("FR", 0.1) { return None; }
-        Some(if self.sum > 0.0 { Group::Full } else { Group::Swa })
+        if self.sum > 0.0 { Some(Group::Full) } else { Some(Group::Swa).filter(|_| self.ok && std::env::var("NFS").is_err()) }
     }
-    pub fn fresh_moved(&mut self) { self.sum = 0.0; }
+    pub fn fresh_moved(&mut self) { if std::env::var("DBG").is_ok() { eprintln!("fresh {} kills {:?} means {:?}", self.sum, self.log, self.means); self.log = Default::default(); } self.sum = 0.0; }
 
     /// A pool gets a chunk: evidence is gathered anew.
     pub fn moved(&mut self, to: Option<Group>) {

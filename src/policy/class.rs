@@ -104,7 +104,7 @@ mod tests {
     #[test]
     fn steps_are_where_they_are_said_to_be() {
         assert_eq!(end(1, 0, None), GAPS);
-        assert_eq!(end(1, 127, None), end(1, 255, None) );
+        assert_eq!(end(1, 127, None), end(1, 255, None));
         assert!(end(1, 255, None) < end(1, 256, None) && end(1, 1023, None) < end(1, 1024, None));
         assert!(end(1, 4095, None) < end(1, 4096, None));
         assert_eq!(end(1, 4096, None), end(1, u64::MAX, None));

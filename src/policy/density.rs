@@ -132,12 +132,15 @@ impl Policy for Density {
     }
 
     fn value(&self, id: u32, now: Now<'_>) -> f32 {
-        if std::env::var("AGE").is_ok() { return self.ids.get(id).map_or(0.0, |e| 1.0 / (now.time.saturating_sub(e.used) + 1) as f32) }
         if self.ids.get(id).is_some() { self.score(id, now) } else { 0.0 }
     }
 
     fn ids(&self) -> &Ranked {
         &self.ids
+    }
+
+    fn ids_mut(&mut self) -> &mut Ranked {
+        &mut self.ids
     }
 
     fn reweigh(&mut self, id: u32, worth: f32) -> bool {

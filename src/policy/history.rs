@@ -114,6 +114,9 @@ impl History {
             };
         }
         let user = self.user(&a, end, page);
+        if !self.learns {
+            return user;
+        }
         if let Some((class, age)) = a.reused {
             self.reuse.used(class, age);
             if a.from.is_none() {

@@ -122,6 +122,10 @@ impl Policy for Lru {
     fn ids(&self) -> &Ranked {
         &self.ids
     }
+
+    fn ids_mut(&mut self) -> &mut Ranked {
+        &mut self.ids
+    }
 }
 
 #[cfg(test)]

@@ -73,10 +73,18 @@ pub trait Policy: Send + std::fmt::Debug {
     }
     /// What may be evicted.
     fn ids(&self) -> &Ranked;
+    /// The same, for [`Self::resize`].
+    fn ids_mut(&mut self) -> &mut Ranked;
     /// `pages` of an id are evicted; it is removed after this when they were all.
-    fn evicted(&mut self, _id: u32, _pages: u32) {}
-    /// An id's pages changed otherwise.
-    fn resize(&mut self, _id: u32, _pages: u32) {}
+    fn evicted(&mut self, id: u32, pages: u32) {
+        if let Some(left) = self.ids().get(id).map(|e| e.pages.saturating_sub(pages)) {
+            self.resize(id, left);
+        }
+    }
+    /// An id has `pages` now.
+    fn resize(&mut self, id: u32, pages: u32) {
+        self.ids_mut().resize(id, pages);
+    }
     /// The worth of an id that is about to go. True when it stands elsewhere now and somebody else may have to go.
     fn reweigh(&mut self, _id: u32, _worth: f32) -> bool {
         false
@@ -116,7 +124,7 @@ const NAMES: [(&str, PolicyKind); 5] = [
 
 impl PolicyKind {
     /// Every policy.
-    pub fn all() -> impl Iterator<Item = PolicyKind> {
+    pub fn all() -> impl ExactSizeIterator<Item = PolicyKind> {
         NAMES.into_iter().map(|(_, kind)| kind)
     }
 

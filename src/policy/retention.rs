@@ -42,20 +42,26 @@ pub struct Retention {
 }
 
 impl Default for Retention {
-    /// PROMPT_END + BRANCH.
+    /// [`Retention::DEFAULT`].
     fn default() -> Self {
-        Retention { seq_end: false, branch: true, sup: 0, stride: 0, dense_stride: 0, dense_until: 0 }
+        Retention { seq_end: false, branch: true, sup: 2, stride: 8192, dense_stride: 2048, dense_until: 4096 }
     }
 }
 
 impl Retention {
+    /// The rules where none are named, as text. Why these: docs/policies.md.
+    pub const DEFAULT: &str = "prompt_end+branch+sup2+stride8192+dense2048:4096";
+    /// PROMPT_END alone.
+    const LEAST: Retention =
+        Retention { seq_end: false, branch: false, sup: 0, stride: 0, dense_stride: 0, dense_until: 0 };
+
     /// Reads `"prompt_end+branch+sup2+stride8192"`; parts in any order and case, `seq_end` and
     /// `dense<k>:<until>` too. PROMPT_END is on whether it is named or not.
     pub fn parse(text: &str) -> Result<Self> {
         const ALLOWED: &str =
             "parts joined by '+': prompt_end, seq_end, branch, sup<n>, stride<tokens>, dense<tokens>:<until>";
         let bad = || Error::invalid("retention", crate::error::shown(text), ALLOWED);
-        let mut out = Retention { branch: false, ..Retention::default() };
+        let mut out = Retention::LEAST;
         for part in text.split('+') {
             let part = part.trim().to_ascii_lowercase();
             let number = |s: &str| s.parse::<u64>().ok().filter(|v| (1..=1 << 40).contains(v)).ok_or_else(bad);
@@ -88,7 +94,8 @@ mod tests {
             r,
             Retention { seq_end: true, branch: true, sup: 2, stride: 8192, dense_stride: 512, dense_until: 4096 }
         );
-        assert!(!Retention::parse("prompt_end").unwrap().branch);
+        assert_eq!(Retention::parse("prompt_end"), Ok(Retention::LEAST));
+        assert_eq!(Retention::parse(Retention::DEFAULT), Ok(Retention::default()));
     }
 
     #[test]

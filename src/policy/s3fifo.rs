@@ -101,13 +101,7 @@ impl Policy for S3Fifo {
         &self.ids
     }
 
-    fn resize(&mut self, id: u32, pages: u32) {
-        self.ids.resize(id, pages);
-    }
-
-    fn evicted(&mut self, id: u32, pages: u32) {
-        if let Some(left) = self.ids.get(id).map(|e| e.pages.saturating_sub(pages)) {
-            self.ids.resize(id, left);
-        }
+    fn ids_mut(&mut self) -> &mut Ranked {
+        &mut self.ids
     }
 }

@@ -73,7 +73,8 @@ impl World {
                 let old = self.known.get(&id).map(|k| k.0);
                 let (born, uses) = old.map_or((rank, 1), |at| (at.born, at.uses.saturating_add(1)));
                 let class = self.classes[id as usize];
-                let at = Standing { rank, born, used, class, uses, pages: 1 + id % 3, worth: 1.0 + (id % 4) as f32 * 3.0 };
+                let at =
+                    Standing { rank, born, used, class, uses, pages: 1 + id % 3, worth: 1.0 + (id % 4) as f32 * 3.0 };
                 self.known.insert(id, (at, true));
                 self.policy.insert(id, at);
             }

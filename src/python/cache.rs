@@ -26,7 +26,7 @@ const MAX_TTL: f64 = 1e9;
 /// - `full_pages`, `swa_pages`: usable page ids of the two pools (id 0 is the null page and comes on top); 0 for a
 ///   group the model does not have. `scratch_pages`: part of `swa_pages` for chunks longer than a window.
 /// - `retention`: parts joined by "+": prompt_end, seq_end, branch, sup<n>, stride<tokens>, dense<tokens>:<until>.
-/// - `policy`: "lru".
+/// - `policy`: order of eviction, "hit_density", "lru", "arc", "s3fifo" or "turn_hazard" (docs/policies.md).
 /// - `events`: keys the event ring holds; 0 turns events off. `ghosts`: dropped pages that are remembered to explain
 ///   misses, default 2 * full_pages. `max_pinned_pages`: full pages under a pin at once, default full_pages / 4.
 /// - `seed`: of the hash tables. `weights`: version of the model's weights, part of every namespace.
@@ -51,8 +51,10 @@ impl PyPrefixCache {
         signature = (geometry, *, full_pages=None, swa_pages=None, scratch_pages=None, retention=None, policy=None,
                      events=None, ghosts=None, seed=None, max_pinned_pages=None, weights=None,
                      region=None),
-        text_signature = "(geometry, *, full_pages=0, swa_pages=0, scratch_pages=0, retention='prompt_end+branch', \
-                          policy='lru', events=65536, ghosts=None, seed=0, max_pinned_pages=None, weights=b'', region=None)"
+        text_signature = "(geometry, *, full_pages=0, swa_pages=0, scratch_pages=0, \
+                          retention='prompt_end+branch+sup2+stride8192+dense2048:4096', \
+                          policy='hit_density', events=65536, ghosts=None, seed=0, max_pinned_pages=None, weights=b'', \
+                          region=None)"
     )]
     #[allow(clippy::too_many_arguments)]
     fn new(
@@ -113,8 +115,9 @@ impl PyPrefixCache {
                      retention=None, policy=None, events=None, ghosts=None, seed=None, max_pinned_pages=None, weights=None,
                      region=None),
         text_signature = "(*, page_size, window=0, n_mtp=0, full_pages=0, swa_pages=0, scratch_pages=0, \
-                          retention='prompt_end+branch', policy='lru', events=65536, ghosts=None, seed=0, \
-                          max_pinned_pages=None, weights=b'', region=None)"
+                          retention='prompt_end+branch+sup2+stride8192+dense2048:4096', \
+                          policy='hit_density', events=65536, ghosts=None, seed=0, max_pinned_pages=None, weights=b'', \
+                          region=None)"
     )]
     #[allow(clippy::too_many_arguments)]
     fn plain(

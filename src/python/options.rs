@@ -39,8 +39,8 @@ pub(super) fn build(
     let region = super::region::region(options.region)?;
     // What defaults are taken from: with a region the full pool may have any part of it.
     let most_full = region.as_ref().map_or(full_pages, |r| r.full_ids() as u32);
-    let retention = args::text(options.retention, "prompt_end+branch", "retention")?;
-    let policy = args::text(options.policy, "lru", "policy")?;
+    let retention = args::text(options.retention, Retention::DEFAULT, "retention")?;
+    let policy = args::text(options.policy, PolicyKind::default().name(), "policy")?;
     let config = CacheConfig {
         page_size,
         window,

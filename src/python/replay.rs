@@ -7,24 +7,21 @@ use crate::policy::{PolicyKind, Retention};
 use crate::replay::split::{CHUNKS, Split, SplitOutcome};
 use crate::replay::{Capacity, KvBytes, MAX_CHUNK, MAX_SAMPLES, Options, Outcome, Progress, Sample, Service, run};
 use pyo3::prelude::*;
-use pyo3::types::{PyDict, PyList};
+use pyo3::types::{PyDict, PyList, PyTuple};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
 /// Time between two calls of the progress function.
 const BEAT: Duration = Duration::from_millis(100);
-/// Retention when none is named.
-pub(super) const DEFAULT_RETENTION: &str = "prompt_end+branch";
 /// Output tokens per second of a request when none are named.
 const DEFAULT_DECODE: f64 = 50.0;
-/// Order of eviction when none is named.
-pub(super) const DEFAULT_POLICY: &str = "lru";
 
 /// Adds the function and its defaults to the module.
 pub fn register(m: &Bound<'_, PyModule>) -> PyResult<()> {
-    m.add("DEFAULT_RETENTION", DEFAULT_RETENTION)?;
-    m.add("DEFAULT_POLICY", DEFAULT_POLICY)?;
+    m.add("DEFAULT_RETENTION", Retention::DEFAULT)?;
+    m.add("DEFAULT_POLICY", PolicyKind::default().name())?;
+    m.add("POLICIES", PyTuple::new(m.py(), PolicyKind::all().map(PolicyKind::name))?)?;
     m.add_function(wrap_pyfunction!(replay, m)?)
 }
 
@@ -61,8 +58,8 @@ impl Given<'_, '_> {
         let split = args::text(self.split, "fixed", "split")?;
         let split_chunks =
             args::int_or(self.split_chunks, u64::from(CHUNKS), "split_chunks", 0, u64::from(u32::MAX))? as u32;
-        let retention = args::text(self.retention, DEFAULT_RETENTION, "retention")?;
-        let policy = args::text(self.policy, DEFAULT_POLICY, "policy")?;
+        let retention = args::text(self.retention, Retention::DEFAULT, "retention")?;
+        let policy = args::text(self.policy, PolicyKind::default().name(), "policy")?;
         let page_size = args::int_or(self.page_size, 64, "page_size", 2, 1024)? as u32;
         let chunk = args::int_or(self.chunk, 8192, "chunk", 1, u64::from(MAX_CHUNK))? as u32;
         let seed = args::int_or(self.seed, 0, "seed", 0, u64::MAX)?;
@@ -145,9 +142,11 @@ pub(super) fn released<T: Send>(
 /// output has come at `decode_rate`.
 #[pyfunction]
 #[pyo3(signature = (trace, *, model, capacity, swa_share=None, split=None, split_chunks=None, retention=None,
-    policy=None, page_size=None, chunk=None, seed=None, skip_bad=None, samples=None, prefill_rate=None, decode_rate=None, progress=None))]
+    policy=None, page_size=None, chunk=None, seed=None, skip_bad=None, samples=None, prefill_rate=None, decode_rate=None,
+    progress=None))]
 #[pyo3(text_signature = "(trace, *, model, capacity, swa_share=None, split='fixed', split_chunks=64, \
-    retention='prompt_end+branch', policy='lru', page_size=64, chunk=8192, seed=0, skip_bad=False, samples=0, prefill_rate=None, decode_rate=50.0, progress=None)")]
+    retention='prompt_end+branch+sup2+stride8192+dense2048:4096', policy='hit_density', \
+    page_size=64, chunk=8192, seed=0, skip_bad=False, samples=0, prefill_rate=None, decode_rate=50.0, progress=None)")]
 #[allow(clippy::too_many_arguments)]
 fn replay<'py>(
     py: Python<'py>,

@@ -70,8 +70,8 @@ fn optimum<'py>(
 #[pyo3(signature = (trace, *, request=None, session=None, model, capacity, swa_share=None, retention=None, policy=None,
     page_size=None, chunk=None, seed=None, skip_bad=None, prefill_rate=None, decode_rate=None, progress=None))]
 #[pyo3(text_signature = "(trace, *, request=None, session=None, model, capacity, swa_share=None, \
-    retention='prompt_end+branch', policy='lru', page_size=64, chunk=8192, seed=0, skip_bad=False, prefill_rate=None, \
-    decode_rate=50.0, progress=None)")]
+    retention='prompt_end+branch+sup2+stride8192+dense2048:4096', policy='hit_density', page_size=64, chunk=8192, \
+    seed=0, skip_bad=False, prefill_rate=None, decode_rate=50.0, progress=None)")]
 #[allow(clippy::too_many_arguments)]
 fn explain_trace<'py>(
     py: Python<'py>,

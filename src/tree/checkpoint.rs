@@ -260,7 +260,7 @@ impl Tree {
         id
     }
 
-    pub(super) fn has_deeper(&self, node: u32) -> bool {
+    fn has_deeper(&self, node: u32) -> bool {
         let mut at = node;
         for _ in 0..8 {
             if self.nodes[at].children != 1 {

@@ -136,10 +136,12 @@ impl Tree {
         while self.nodes[id].len > 0 && self.slots.swa(self.nodes[id].last_slot()) == 0 {
             self.remove_tail(id);
         }
-        if self.nodes[id].len == 0 {
+        let left = self.nodes[id].len;
+        if left == 0 {
             self.remove_empty(id);
             return true;
         }
+        self.order.resize(id, left);
         false
     }
 

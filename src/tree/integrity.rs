@@ -78,10 +78,14 @@ impl Tree {
             ensure!(known, "node {id} is in the order of tenant {tenant} by mistake");
         }
         for (tenant, id) in self.own_ckpts.iter() {
-            let known = self.ckpts.get(id).is_some_and(|c| c.tenant == tenant && self.ckpt_order.ids().get(id).is_some());
+            let known =
+                self.ckpts.get(id).is_some_and(|c| c.tenant == tenant && self.ckpt_order.ids().get(id).is_some());
             ensure!(known, "checkpoint {id} is in the order of tenant {tenant} by mistake");
         }
-        ensure!(self.ckpt_order.ids().len() + self.ckpt_pinned.len() == self.ckpts.len(), "a checkpoint is in no order");
+        ensure!(
+            self.ckpt_order.ids().len() + self.ckpt_pinned.len() == self.ckpts.len(),
+            "a checkpoint is in no order"
+        );
         for (id, c) in self.ckpts.iter() {
             for page in self
                 .window_pages(self.slots.node(c.slot), c.end, c.pages)

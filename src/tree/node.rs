@@ -67,7 +67,7 @@ pub struct Node {
     pub last: User,
     /// Deepest end of a prompt inside it, in pages, and its turn; 0 without.
     pub prompt: (u32, u16),
-    /// How often prompts parted at its end.
+    /// How often prompts parted at its end; those of the end below count when it is split.
     pub shared: u8,
     /// Uses since it is cached; one more when its pages had been evicted shortly before.
     pub uses: u8,

@@ -73,6 +73,8 @@ impl Tree {
                 nodes.insert(at + 1, (new, self.tickets));
             }
             Place::Evictable => {
+                let len = self.nodes[id].len;
+                self.order.resize(id, len);
                 if self.own_nodes.contains(id) {
                     self.own_nodes.insert_after(self.nodes[new].tenant, id, new);
                 }

@@ -192,9 +192,11 @@ impl Tree {
             for id in looks {
                 // A node whose last child went is a leaf now and may follow.
                 let mut at = id;
-                while self.nodes.get(at).is_some_and(|n| {
-                    n.tenant == tenant && n.place == Place::Evictable && n.is_leaf()
-                }) {
+                while self
+                    .nodes
+                    .get(at)
+                    .is_some_and(|n| n.tenant == tenant && n.place == Place::Evictable && n.is_leaf())
+                {
                     let parent = self.nodes[at].parent;
                     self.evict_own_leaf(tenant, at, want, &mut budget);
                     if self.nodes.get(at).is_some() {

@@ -16,6 +16,7 @@ pub struct Setup {
     pub swa_pages: u32,
     pub scratch: u32,
     pub retention: &'static str,
+    pub policy: PolicyKind,
     pub events: u32,
     pub ghosts: u32,
     /// Token ids are below this; small, so that prefixes collide.
@@ -34,7 +35,7 @@ const RETENTION: [&str; 6] = [
 ];
 
 impl Setup {
-    /// A roomy cache with both groups.
+    /// A roomy cache with both groups. Stories are told of LRU, whose order needs no history.
     pub fn roomy(page: u32, window: u32, n_mtp: u32) -> Setup {
         Setup {
             page,
@@ -45,6 +46,7 @@ impl Setup {
             swa_pages: 400,
             scratch: 100,
             retention: RETENTION[0],
+            policy: PolicyKind::Lru,
             events: 4096,
             ghosts: 64,
             alphabet: 1000,
@@ -96,6 +98,7 @@ impl Setup {
             n => quota + slack + (n * n * quota) / 8 + u32::from(b[6] / 8) % 5,
         };
         let scratch = [0, 1, 2, 4, 8, 16][b[7] as usize % 6];
+        let policies: Vec<PolicyKind> = PolicyKind::all().collect();
         Setup {
             page,
             window,
@@ -105,6 +108,7 @@ impl Setup {
             swa_pages: if groups == 6 { 0 } else { windows + scratch },
             scratch: if groups == 6 { 0 } else { scratch },
             retention: RETENTION[b[8] as usize % RETENTION.len()],
+            policy: policies[b[8] as usize / RETENTION.len() % policies.len()],
             events: pick(&[4096, 4096, 4096, 3, 0], b[9]),
             ghosts: pick(&[0, 5, 64], b[9] / 5),
             alphabet: pick(&[2, 2, 3, 3, 1, 50], b[9] / 15),
@@ -121,7 +125,7 @@ impl Setup {
             swa_pages: if self.region.is_some() { 0 } else { self.swa_pages },
             scratch_pages: self.scratch,
             retention: Retention::parse(self.retention).expect("a valid retention"),
-            policy: PolicyKind::Lru,
+            policy: self.policy,
             event_capacity: self.events,
             ghost_pages: self.ghosts,
             fingerprint: [7; 32],

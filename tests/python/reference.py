@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 import mimo_cache
 from key_vectors import chain
+from mimo_cache import _core
 
 Span = tuple[int, int, bytes]
 
@@ -24,6 +25,7 @@ class Layout:
     swa_pages: int
     scratch_pages: int
     retention: str = "prompt_end+branch"
+    policy: str = _core.DEFAULT_POLICY
     events: int = 4096
     ghosts: int = 16
     alphabet: int = 2
@@ -38,6 +40,7 @@ class Layout:
             swa_pages=self.swa_pages,
             scratch_pages=self.scratch_pages,
             retention=self.retention,
+            policy=self.policy,
             events=self.events,
             ghosts=self.ghosts,
         )

@@ -11,7 +11,9 @@ import subprocess
 import sys
 import time
 import weakref
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,7 +22,7 @@ import mimo_cache
 from helpers import FakeTensor, Steps, plain, tables
 from mimo_cache import Key
 
-OF_TRACES = {"BlockIds", "DEFAULT_POLICY", "DEFAULT_RETENTION", "explain", "optimum", "replay"}
+OF_TRACES = {"BlockIds", "DEFAULT_POLICY", "DEFAULT_RETENTION", "POLICIES", "explain", "optimum", "replay"}
 """What `mimo_cache.replay` uses; not for engines."""
 
 
@@ -43,6 +45,20 @@ def test_help_says_what_the_stubs_say() -> None:
         told = {name: inspect.getdoc(getattr(made, name)) for name in methods if not name.startswith("__")}
         assert told == {name: doc for name, doc in methods.items() if not name.startswith("__")}, node.name
         assert None not in told.values()
+
+
+def test_everything_has_the_same_default_policy_and_retention() -> None:
+    core = mimo_cache._core
+    assert core.DEFAULT_POLICY in core.POLICIES
+    makers: list[Callable[..., Any]] = [
+        mimo_cache.PrefixCache,
+        mimo_cache.PrefixCache.plain,
+        core.replay,
+        core.explain,
+    ]
+    for maker in makers:
+        given = inspect.signature(maker).parameters
+        assert (given["policy"].default, given["retention"].default) == (core.DEFAULT_POLICY, core.DEFAULT_RETENTION)
 
 
 def test_importing_needs_numpy_only() -> None:

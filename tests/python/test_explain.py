@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from helpers import Steps, plain
-from mimo_cache import InvalidArgument, cli
+from mimo_cache import InvalidArgument, _core, cli
 from mimo_cache.replay import explain, replay, story
 from replay_models import conversations, write
 
@@ -43,11 +43,13 @@ def flat(request: dict[str, Any]) -> list[int]:
     return [i for first, count in request["h"] for i in range(first, first + count)]
 
 
-def test_stories_add_up_to_the_replay(trace: Path) -> None:
+@pytest.mark.parametrize("policy", _core.POLICIES)
+def test_stories_add_up_to_the_replay(trace: Path, policy: str) -> None:
     """Every request asked by itself, in a few replays of whole sessions: the sums are the replay's."""
-    result = replay(trace, **HYBRID)
-    told = [explain(trace, request=n, **HYBRID)[0] for n in range(1, 301, 7)]
-    sessions = [s for number in range(4) for s in explain(trace, session=number, **HYBRID)]
+    options = {**HYBRID, "policy": policy}
+    result = replay(trace, **options)
+    told = [explain(trace, request=n, **options)[0] for n in range(1, 301, 7)]
+    sessions = [s for number in range(4) for s in explain(trace, session=number, **options)]
     assert {s["request"] for s in sessions} == {n for n in range(1, 301) if (n - 1) % 4 == 0}
     by_request = {s["request"]: s for s in sessions}
     for one in told:
@@ -65,12 +67,13 @@ def test_stories_add_up_to_the_replay(trace: Path) -> None:
     assert {cause for one in sessions for cause, n in one["misses"].items() if n} == {"window", "evicted", "never_seen"}
 
 
-def test_every_word_of_a_story_follows_from_the_trace(trace: Path) -> None:
+@pytest.mark.parametrize("policy", _core.POLICIES)
+def test_every_word_of_a_story_follows_from_the_trace(trace: Path, policy: str) -> None:
     """Who used each block last, and whether those who pushed something out came in between."""
     requests = runs(trace)
     checked = 0
     for number in range(4):
-        for one in explain(trace, session=number, **HYBRID):
+        for one in explain(trace, session=number, policy=policy, **HYBRID):
             blocks = flat(requests[one["request"] - 1])
             earlier = [set(flat(r)) for r in requests[: one["request"] - 1]]
             for part in one["seen"]:
@@ -98,6 +101,7 @@ def test_every_word_of_a_story_follows_from_the_trace(trace: Path) -> None:
 
 def test_a_story_in_sentences(trace: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["explain", str(trace), "--model", "mimo-v2-flash", "--capacity", "9000", "--swa-share", "0.5"]
+    words += ["--retention", HYBRID["retention"]]
     assert cli.main([*words, "--session", "2"]) == 0
     out = capsys.readouterr().out
     assert out.count("prompt tokens.") == out.count("\nRequest ") == len(explain(trace, session=2, **HYBRID))

@@ -70,7 +70,8 @@ def test_equals_a_cache_that_never_evicts(tmp_path: Path, seed: int, branch: boo
 
 def test_a_block_is_several_pages(tmp_path: Path) -> None:
     prompts = some_prompts(random.Random(3), 40, 8)
-    coarse = replay(write(tmp_path / "t.jsonl", prompts, 512), model="mimo-v2.5", capacity="1M", swa_share=0.8)
+    trace = write(tmp_path / "t.jsonl", prompts, 512)
+    coarse = replay(trace, model="mimo-v2.5", capacity="1M", swa_share=0.8, retention="prompt_end+branch")
     fine = [tuple((b, k) for b in prompt for k in range(8)) for prompt in prompts]
     numbered = [tuple(b * 8 + k for b, k in prompt) for prompt in fine]
     assert coarse["hit_tokens"] == endless(numbered, branch=True)[0] * PAGE

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from helpers import Steps, plain
-from mimo_cache import InvalidArgument
+from mimo_cache import InvalidArgument, _core
 from mimo_cache.replay import optimum, replay
 from reference import Layout, lookup
 from replay_models import (
@@ -32,8 +32,8 @@ from replay_models import (
 PAGE = 64
 NEED = 2  # pages of W = 128
 
-POLICIES = ("lru",)
-"""Every policy by name: new ones are added here, and to ONE_POOL where a slow cache says exactly what they do."""
+POLICIES = _core.POLICIES
+"""Every policy by name; ONE_POOL has those of which a few slow lines say exactly what they do."""
 
 RULES = (
     Rules(),
@@ -76,9 +76,21 @@ def test_one_pool_equals_a_slow_cache(tmp_path: Path, policy: str, prompts: list
     assert hit_pages(result) == ONE_POOL[policy](prompts, capacity)
 
 
+AGAINST_LRU = {
+    "lru": (-0.005, -0.001, 0.003),
+    "arc": (-0.06, 0.02, 0.2),
+    "s3fifo": (-0.06, 0.02, 0.2),
+    "turn_hazard": (-0.02, 0.05, 0.2),
+    "hit_density": (-0.02, 0.05, 0.2),
+}
+"""Hit rates against a slow LRU in small caches: the least worst difference, the least mean, the highest mean."""
+
+
 @pytest.mark.parametrize("policy", POLICIES)
-def test_small_hybrid_caches_are_close_to_a_slow_one(tmp_path: Path, policy: str) -> None:
-    """The slow cache is plain LRU and protects no end of a stretch: the cache may be better, never much worse."""
+def test_small_hybrid_caches_against_a_slow_lru(tmp_path: Path, policy: str) -> None:
+    """LRU is the slow cache's equal; it protects ends of stretches, so it may be a little better. What learns is much
+    better where little fits, and nowhere much worse."""
+    least, low, high = AGAINST_LRU[policy]
     differences = []
     for seed, rules in enumerate(RULES):
         prompts = conversations(random.Random(seed), 300)
@@ -93,13 +105,12 @@ def test_small_hybrid_caches_are_close_to_a_slow_one(tmp_path: Path, policy: str
                 retention=rules.text(PAGE),
                 policy=policy,
             )
-            # The running window takes its pages from the same pool.
-            slow = Hybrid(rules, NEED, result["full_pages"] - 1, result["swa_pages"] - NEED)
+            slow = Hybrid(rules, NEED, result["full_pages"] - 1, result["swa_pages"])
             theirs = sum(slow.serve(prompt)[1] for prompt in prompts) / total
             assert theirs > 0.1, "a trace with something to hit"
             differences.append(result["token_hit_rate"] - theirs)
-    assert min(differences) > -0.005, differences
-    assert 0 <= sum(differences) / len(differences) < 0.02, differences
+    assert min(differences) > least, differences
+    assert low < sum(differences) / len(differences) < high, differences
 
 
 @QUICK

@@ -6,12 +6,13 @@ import json
 import random
 import re
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
 import pytest
 
 from mimo_cache import InvalidArgument, TraceError, cli
-from mimo_cache.replay import suite
+from mimo_cache.replay import replay, suite
 from replay_models import belady, conversations, leaf_first_lru, write
 
 OPTIONS = {"retention": "prompt_end+branch", "policy": "lru", "page_size": 64, "chunk": 8192, "seed": 0}
@@ -77,7 +78,10 @@ def test_the_command_prints_the_table(folder: Path, capsys: pytest.CaptureFixtur
     told = json.loads(capsys.readouterr().out)
     assert len(told["rows"]) == 20
     row = next(r for r in told["rows"] if (r["trace"], r["model"], r["capacity"]) == ("tau_airline", "uniform", "5%"))
-    assert row["token_hit_rate"] == row["lru_token_hit_rate"] == row["replay"]["token_hit_rate"]
+    assert row["token_hit_rate"] == row["replay"]["token_hit_rate"]
+    given: dict[str, Any] = {"model": "uniform", "capacity": "5%"}
+    assert row["token_hit_rate"] == replay(folder / "tau_airline.jsonl", **given)["token_hit_rate"]
+    assert row["lru_token_hit_rate"] == replay(folder / "tau_airline.jsonl", policy="lru", **given)["token_hit_rate"]
     assert f"{100 * row['token_hit_rate']:.2f}" in out
 
 
@@ -130,11 +134,22 @@ def test_the_optimum_beside_a_replay(folder: Path, capsys: pytest.CaptureFixture
     assert "Belady, exact for one pool" in capsys.readouterr().out
 
 
+def test_rows_have_the_best_split_or_the_given_one(folder: Path) -> None:
+    free = [row for trace in suite.run(folder, OPTIONS) for row in trace.rows if row.ours and row.model != "uniform"]
+    assert free
+    for row in free:
+        assert row.ours
+        assert row.lru
+        for found in (row.ours, row.lru):
+            assert found["token_hit_rate"] == max(t["token_hit_rate"] for t in found["tried"])
+    held = [row for trace in suite.run(folder, OPTIONS, swa_share=0.3) for row in trace.rows if row.ours]
+    assert {row.ours["swa_share"] for row in held if row.ours} == {0.0, 0.3}
+
+
 def test_what_does_not_go_together_is_refused(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for words, part in (
         ([], "a trace (TRACE) or --suite FOLDER"),
         ([str(folder / "other.jsonl"), "--suite", str(folder)], "not both"),
-        (["--suite", str(folder), "--best-split"], "leave --swa-share and --best-split out"),
         (["--suite", str(tmp_path)], "a folder with files *.jsonl"),
         (["--suite", str(folder / "README.md")], "allowed is a folder of traces"),
         ([str(folder / "other.jsonl"), "--html", str(tmp_path / "no" / "page.html")], "No such file"),

@@ -6,6 +6,7 @@ import numpy as np
 import numpy.typing as npt
 
 import mimo_cache
+from mimo_cache import _core
 from mimo_cache.bench.scenarios import CHUNK, LONG_PROMPT, PAGE, WINDOW, Tokens
 
 SCRATCH_PAGES = CHUNK // PAGE + 2
@@ -13,7 +14,7 @@ SCRATCH_PAGES = CHUNK // PAGE + 2
 
 
 def plain_cache(
-    full_pages: int, swa_pages: int, *, scratch_pages: int | None = None, retention: str = "prompt_end+branch"
+    full_pages: int, swa_pages: int, *, scratch_pages: int | None = None, retention: str = _core.DEFAULT_RETENTION
 ) -> mimo_cache.PrefixCache:
     """A cache with ghosts and events on.
 

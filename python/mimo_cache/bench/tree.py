@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from mimo_cache import _core
 from mimo_cache.bench import evict, hit_rate, match, memory, source, turn
 from mimo_cache.bench import scenarios as sc
 from mimo_cache.bench.peer import Peer
@@ -130,7 +131,7 @@ def _hit_rate(options: Options, peer: Peer) -> list[Figure]:
         out.append(Figure(f"{name}_full_kv", "1", outside.full_kv))
         inside = hit_rate.run(tokens, options.scale, inside=True)
         out.append(Figure(f"{name}_scratch_inside", "1", inside.usable).versus(*peer.value("hit_rate", share)))
-        default = hit_rate.run(tokens, options.scale, retention="prompt_end+branch")
+        default = hit_rate.run(tokens, options.scale, retention=_core.DEFAULT_RETENTION)
         out.append(Figure(f"{name}_default_retention", "1", default.usable))
         decoded = hit_rate.run(tokens, options.scale, decoded=True, retention=hit_rate.DECODED)
         out.append(Figure(f"{name}_half_decoded", "1", decoded.usable))

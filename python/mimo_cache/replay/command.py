@@ -93,10 +93,8 @@ def command(args: argparse.Namespace) -> int:
 
 def _suite(args: argparse.Namespace) -> int:
     """Runs `mimo-cache replay --suite`."""
-    if args.swa_share is not None or args.best_split:
-        raise InvalidArgument("--suite runs with the default split; leave --swa-share and --best-split out")
     options = {k: v for k, v in cache_options(args).items() if k not in ("model", "capacity")}
-    runs = suite.run(Path(args.suite), options, say=log)
+    runs = suite.run(Path(args.suite), options, None if args.best_split else args.swa_share, say=log)
     if args.html is not None:
         write_page(args.html, f"mimo-cache replay of the traces in {Path(args.suite).name}", runs)
     print(json.dumps(suite.as_json(runs, options)) if args.json else suite.table(runs))

@@ -34,7 +34,9 @@ def add_cache_arguments(parser: argparse.ArgumentParser) -> None:
         help="which boundaries stay resumable: prompt_end, seq_end, branch, sup<n>, stride<k>, dense<k>:<until>, "
         "joined by + (%(default)s)",
     )
-    parser.add_argument("--policy", default=_core.DEFAULT_POLICY, help="order of eviction (%(default)s)")
+    parser.add_argument(
+        "--policy", default=_core.DEFAULT_POLICY, help=f"order of eviction: {', '.join(_core.POLICIES)} (%(default)s)"
+    )
     parser.add_argument("--page-size", type=int, default=64, metavar="N", help="tokens per page (%(default)s)")
     parser.add_argument("--chunk", type=int, default=8192, metavar="N", help="tokens per prefill chunk (%(default)s)")
     parser.add_argument("--seed", type=int, default=0, help="seed of the cache's hash tables (%(default)s)")

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import Any
 
 from mimo_cache import _core
 
-_COARSE = (0.05, 0.1, 0.2, 0.35, 0.55, 0.75)
+_COARSE = (0.025, 0.05, 0.1, 0.2, 0.35, 0.55, 0.75)
+_FIRST = 2
+"""Where in `_COARSE` the climb begins: near the best of most traces."""
 
 Progress = Callable[[int, int, int, int], None]
 
@@ -88,16 +91,17 @@ def beside(
 def best_split(
     trace: str | os.PathLike[str],
     refine: int = 2,
+    shares: Sequence[float] | None = None,
     on_try: Callable[[float, float], None] | None = None,
     optimum: bool = False,
     **options: Any,
 ) -> dict[str, Any]:
     """The replay with the SWA share that hits most, found by trying.
 
-    A coarse row of shares first, then `refine` rounds of halving the distance to the neighbours of the best. The result
-    also has `tried`, a list of `{"swa_share", "token_hit_rate"}` in order of share. `on_try(share, rate)` hears of
-    each. A share with which the capacity cannot work (a pool of no use) is passed over. A model with one group has no
-    split.
+    A coarse row of shares is climbed from its middle as long as the next one hits as much (or `shares` are all tried),
+    then come `refine` rounds of halving the distance to the neighbours of the best. The result also has `tried`, a list
+    of `{"swa_share", "token_hit_rate"}` in order of share. `on_try(share, rate)` hears of each. A share with which the
+    capacity cannot work (a pool of no use) is passed over. A model with one group has no split.
     """
     results: dict[float, dict[str, Any]] = {}
     refused: dict[float, _core.InvalidArgument] = {}
@@ -113,8 +117,18 @@ def best_split(
         if on_try is not None:
             on_try(share, results[share]["token_hit_rate"])
 
-    for share in _COARSE:
+    def rate(share: float) -> float:
         attempt(share)
+        return float(results[share]["token_hit_rate"]) if share in results else -1.0
+
+    if shares is None:
+        for row in (_COARSE[_FIRST:], _COARSE[_FIRST::-1]):
+            for here, beyond in pairwise(row):
+                if rate(beyond) < rate(here):
+                    break
+    else:
+        for share in shares:
+            attempt(share)
     if not results:
         # No split works: a model with one group, or a capacity that the default share explains best.
         return {**replay(trace, swa_share=None, optimum=optimum, **options), "tried": []}

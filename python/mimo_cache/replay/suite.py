@@ -1,7 +1,8 @@
 """A folder of traces at the capacities that matter: the default policy, LRU and the optimum side by side.
 
 Two models stand for the two kinds of cache: `uniform` keeps every layer for every token in one pool, `mimo-v2.5-pro` is
-the hybrid. Replays run two at a time, one a core; a replay is one thread without the interpreter's lock.
+the hybrid, at the split of the bytes that is best for it, or at a given one; so is LRU, each at its own. Replays run
+two at a time, one a core; a replay is one thread without the interpreter's lock.
 """
 
 from __future__ import annotations
@@ -83,8 +84,16 @@ def capacities(name: str, model: str) -> tuple[float, ...]:
     return _CAPACITIES.get(name, _DEFAULT)[model]
 
 
-def run(folder: Path, options: dict[str, Any], say: Callable[[str], None] = lambda _: None) -> list[TraceRuns]:
-    """Replays every trace of `folder` with `options` (those of `replay` but model, capacity, split), and with LRU."""
+def run(
+    folder: Path,
+    options: dict[str, Any],
+    swa_share: float | None = None,
+    say: Callable[[str], None] = lambda _: None,
+) -> list[TraceRuns]:
+    """Replays every trace of `folder` with `options` (those of `replay` but model, capacity, split), and with LRU.
+
+    Without `swa_share` each hybrid row has the best split, found by trying.
+    """
     stop = threading.Event()
 
     def progress(*_: int) -> None:
@@ -101,7 +110,7 @@ def run(folder: Path, options: dict[str, Any], say: Callable[[str], None] = lamb
                     for percent in capacities(runs.name, model):
                         row = Row(model, percent)
                         runs.rows.append(row)
-                        jobs.append(pool.submit(_row, path, runs.name, row, options, progress, say))
+                        jobs.append(pool.submit(_row, path, runs.name, row, options, swa_share, progress, say))
                 jobs.append(pool.submit(_facts, path, runs, options))
             done, _ = wait(jobs, return_when=FIRST_EXCEPTION)
             for job in done:
@@ -118,14 +127,17 @@ def _row(
     name: str,
     row: Row,
     options: dict[str, Any],
+    swa_share: float | None,
     progress: Callable[..., None],
     say: Callable[[str], None],
 ) -> None:
     given = {**options, "model": row.model, "capacity": f"{row.percent:g}%", "progress": progress}
+    if swa_share is not None and row.model != "uniform":
+        given["swa_share"] = swa_share
     try:
         row.ours = _replay(path, {**given, "samples": SAMPLES})
         same = options["policy"] == "lru"
-        row.lru = row.ours if same else _replay(path, {**given, "policy": "lru"})
+        row.lru = row.ours if same else _replay(path, {**given, "policy": "lru"}, row.ours["swa_share"])
     except _core.InvalidArgument as error:
         if error.what != "capacity":
             raise
@@ -136,14 +148,14 @@ def _row(
     say(f"{name}, {row.model}, {row.percent:g} %: token hit rate {row.ours['token_hit_rate']:.2%}")
 
 
-def _replay(path: Path, given: dict[str, Any]) -> dict[str, Any]:
-    """With the default split, or where that leaves the SWA pool without a window, with the best there is."""
-    try:
+def _replay(path: Path, given: dict[str, Any], near: float | None = None) -> dict[str, Any]:
+    """With the given split, or the best there is; `near` is the best one of another policy, where looking begins."""
+    if "swa_share" in given or given["model"] == "uniform":
         return replay(path, **given)
-    except _core.InvalidArgument as error:
-        if error.what != "capacity":
-            raise
+    if near is None:
         return best_split(path, **given)
+    shares = [near * factor for factor in (0.7, 1.0, 1.4) if near * factor < 1.0]
+    return best_split(path, refine=1, shares=shares, **given)
 
 
 def _facts(path: Path, runs: TraceRuns, options: dict[str, Any]) -> None:
@@ -191,7 +203,7 @@ def table(runs: Sequence[TraceRuns]) -> str:
     lines.append(
         "Token hit rates in %. Optimum: Belady for uniform, else a bound that no cache can beat; reached: ours in"
     )
-    lines.append("% of it. SWA: part of the bytes, the best one where the default leaves no room for a window.")
+    lines.append("% of it. SWA: part of the bytes that windows and checkpoints get.")
     return "\n".join(lines)
 
 

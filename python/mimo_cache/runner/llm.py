@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias, cast
 
-from mimo_cache import Geometry, Key, OutOfPages, PrefixCache, Report
+from mimo_cache import Geometry, Key, OutOfPages, PrefixCache, Report, _core
 from mimo_cache.kernels import get
 from mimo_cache.kernels.contract import Shape
 from mimo_cache.models import ModelConfig, load
@@ -83,8 +83,8 @@ class LLM:
         swa_pages: int | None = None,
         scratch_pages: int | None = None,
         page_size: int | None = None,
-        retention: str = "prompt_end+seq_end+branch",
-        policy: str = "lru",
+        retention: str = f"seq_end+{_core.DEFAULT_RETENTION}",
+        policy: str = _core.DEFAULT_POLICY,
         max_running: int = 8,
         max_step_tokens: int = 512,
         mtp: bool = True,

@@ -15,7 +15,7 @@ fn options(window: u32, full: u64, share: f64, retention: &str) -> Options {
         capacity: Capacity::FullTokens(full * u64::from(PAGE)),
         swa_share: share,
         retention: Retention::parse(retention).unwrap(),
-        policy: PolicyKind::default(),
+        policy: PolicyKind::Lru,
         page_size: PAGE,
         chunk: 16,
         seed: 1,

@@ -14,7 +14,7 @@ fn options(full: u64, service: Option<Service>) -> Options {
         capacity: Capacity::FullTokens(full * u64::from(PAGE)),
         swa_share: 0.0,
         retention: Retention::parse("prompt_end").unwrap(),
-        policy: PolicyKind::default(),
+        policy: PolicyKind::Lru,
         page_size: PAGE,
         chunk: 8,
         seed: 1,

@@ -19,7 +19,7 @@ fn options(window: u32, capacity: Capacity, swa_share: f64, retention: &str) -> 
         swa_share,
         split: Split::Fixed,
         retention: Retention::parse(retention).unwrap(),
-        policy: PolicyKind::default(),
+        policy: PolicyKind::Lru,
         page_size: PAGE,
         chunk: 16,
         seed: 1,
