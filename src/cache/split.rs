@@ -20,9 +20,11 @@ const LOOKS: u32 = 512;
 /// SWA pages by which one call lets the cache shrink towards a smaller share.
 const SHRINK: u64 = 8;
 /// Opened sequences over which the highest demand is remembered, at least.
-const RECENT: u64 = 1024;
+const RECENT: u64 = 256;
 /// Opened sequences after which a chunk that loses no page any more is kept after all.
-const STUCK: u64 = 1024;
+const STUCK: u64 = 64;
+/// Pages looked at in all chunks of a pool, and most in one of them, to find the one that is held least.
+const SAMPLES: (u32, u32) = (1024, 16);
 
 /// Old pages of the copies in one plan.
 #[derive(Debug, Default)]
@@ -35,6 +37,7 @@ pub(super) struct Moved {
 #[derive(Debug, Clone, Copy)]
 struct Drain {
     from: Group,
+    chunk: u32,
     first: u32,
     len: u32,
     /// Where the next look begins, counted from `first`.
@@ -71,6 +74,8 @@ pub(super) struct Split {
     drain: Option<Drain>,
     /// SWA pages beyond the share that the cache may still keep, while it shrinks.
     slack: u64,
+    /// The chunk that did not become empty last.
+    kept: Option<(Group, u32)>,
     full_peak: Peak,
     swa_peak: Peak,
     opens: u64,
@@ -106,6 +111,7 @@ impl Split {
             region: region.clone(),
             drain: None,
             slack: 0,
+            kept: None,
             full_peak: Peak::default(),
             swa_peak: Peak::default(),
             opens: 0,
@@ -131,9 +137,9 @@ impl Cache {
             }
         }
         let begun = self.begin_drain(to, chunk);
-        if begun {
+        if let Some(balance) = self.tree.balance().filter(|_| begun) {
             // Whoever asks for chunks does not want them back at once.
-            self.tree.balance_anew(None);
+            balance.restart();
         }
         self.rebalance();
         self.settle();
@@ -152,31 +158,51 @@ impl Cache {
         }
     }
 
-    fn begin_drain(&mut self, to: Group, chunk: Option<u32>) -> bool {
-        let Some(split) = self.split.as_deref_mut().filter(|s| s.drain.is_none()) else { return false };
-        let (tree, region) = (&mut self.tree, &split.region);
-        let (from, emptiest, slack) = match to {
+    pub(super) fn begin_drain(&mut self, to: Group, chunk: Option<u32>) -> bool {
+        let Some(split) = self.split.as_deref().filter(|s| s.drain.is_none()) else { return false };
+        let (tree, region) = (&self.tree, &split.region);
+        let (from, left, least, slack) = match to {
             Group::Swa => {
                 let held = u64::from(tree.full.private()) + tree.leased_full() + self.promised;
                 let least = u64::from(region.min_full_chunks) * u64::from(region.full_pages);
                 let left = u64::from(tree.full.usable()).saturating_sub(u64::from(region.full_pages));
-                let fits = left >= least.max(held).max(split.full_peak.get());
-                (Group::Full, tree.full.chunks().and_then(|c| c.emptiest()).filter(|_| fits), 0)
+                (Group::Full, left, least.max(held).max(split.full_peak.get()), 0)
             }
             Group::Full => {
-                let held = self.quota + self.copy_holds;
-                let scratch = u64::from(self.config.scratch_pages);
+                let held = (self.quota + self.copy_holds).max(split.swa_peak.get());
                 let least = u64::from(region.min_swa_chunks) * u64::from(region.swa_pages);
                 let left = u64::from(tree.swa.usable()).saturating_sub(u64::from(region.swa_pages));
-                let fits = left >= least.max(scratch + held.max(split.swa_peak.get()));
-                (Group::Swa, tree.swa.chunks().and_then(|c| c.emptiest()).filter(|_| fits), region.swa_pages)
+                (Group::Swa, left, least.max(u64::from(self.config.scratch_pages) + held), region.swa_pages)
             }
         };
-        let Some(chunk) = emptiest.map(|emptiest| chunk.unwrap_or(emptiest)) else { return false };
+        if left < least {
+            return false;
+        }
+        let Some(chunk) = chunk.or_else(|| self.loosest(from)) else { return false };
+        let tree = &mut self.tree;
         let (first, len) = if from == Group::Full { tree.full.drain(chunk) } else { tree.swa.drain(chunk) };
-        split.drain = Some(Drain { from, first, len, cursor: 0, left: len, waited: 0 });
+        let split = self.split.as_deref_mut().expect("checked above");
+        split.drain = Some(Drain { from, chunk, first, len, cursor: 0, left: len, waited: 0 });
         split.slack = u64::from(slack);
         true
+    }
+
+    /// The chunk of which the fewest pages are held, as far as samples tell; of those the emptiest, and then the highest.
+    /// Not the one that did not become empty last, if there is another.
+    fn loosest(&self, from: Group) -> Option<u32> {
+        let (tree, split) = (&self.tree, self.split.as_deref()?);
+        let ids = if from == Group::Full { tree.full.chunks()? } else { tree.swa.chunks()? };
+        let samples = (SAMPLES.0 / ids.count()).clamp(1, SAMPLES.1);
+        let step = ids.per().div_ceil(samples).max(1);
+        let held = |page: u32| match from {
+            Group::Full => tree.full.is_private(page) || tree.full.is_cached(page) && !tree.is_idle_full(page),
+            Group::Swa => tree.swa.is_private(page) || tree.swa.is_cached(page) && !tree.is_idle_swa(page),
+        };
+        ids.owned().min_by_key(|&chunk| {
+            let first = ids.first_id(chunk);
+            let pages = (first..first + ids.per()).step_by(step as usize);
+            (split.kept == Some((from, chunk)), pages.filter(|&page| held(page)).count(), ids.live(chunk))
+        })
     }
 
     /// SWA pages beyond their share that may stay a little longer.
@@ -289,30 +315,31 @@ impl Cache {
         let tree = &self.tree;
         split.full_peak.see(u64::from(tree.full.private()) + tree.leased_full() + self.promised, turn);
         split.swa_peak.see(self.quota + self.copy_holds, turn);
-        if let Some(drain) = &mut split.drain {
-            drain.waited += 1;
-            if drain.waited > STUCK {
+        match &mut split.drain {
+            Some(drain) if drain.waited < STUCK => drain.waited += 1,
+            Some(drain) => {
+                split.kept = Some((drain.from, drain.chunk));
                 if drain.from == Group::Full { self.tree.full.undrain() } else { self.tree.swa.undrain() }
                 (split.drain, split.slack) = (None, 0);
                 split.stats.kept += 1;
-                self.tree.balance_anew(None);
             }
-            return;
+            None => self.balance(),
         }
-        if !split.region.adaptive {
-            return;
-        }
-        if let Some(to) = self.tree.fresh_due() {
-            let chunk = if to == Group::Full { self.tree.swa.chunks().and_then(|c| c.fresh()) } else { self.tree.full.chunks().and_then(|c| c.fresh()) };
-            if let Some(chunk) = chunk && self.begin_drain(to, Some(chunk)) {
-                self.settle_split();
-                self.tree.fresh_moved();
-            }
-        }
-        if let Some(to) = self.tree.balance_due()
-            && self.begin_drain(to, None)
-        {
-            self.tree.balance_anew(Some(to));
+    }
+
+    /// A pool gets the chunk that it is due.
+    fn balance(&mut self) {
+        let Some(balance) = self.tree.balance() else { return };
+        let (fresh, due) = (balance.due(true), balance.due(false));
+        let Some(to) = fresh else { return };
+        let other = if to == Group::Full { self.tree.swa.chunks() } else { self.tree.full.chunks() };
+        let unused = other.and_then(|chunks| chunks.fresh());
+        let begun = match (unused, due) {
+            (None, None) => return,
+            (unused, _) => self.begin_drain(to, unused),
+        };
+        if let Some(balance) = self.tree.balance().filter(|_| begun) {
+            if unused.is_some() { balance.restart() } else { balance.moved(to) }
             self.rebalance();
         }
     }

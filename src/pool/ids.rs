@@ -241,9 +241,9 @@ impl ChunkedIds {
         if self.fresh == 0 { None } else { (0..self.count()).rev().find(|&c| self.chunks[c as usize].fresh) }
     }
 
-    /// The owned chunk with the fewest ids in use; of several the highest.
-    pub fn emptiest(&self) -> Option<u32> {
-        (0..self.count()).rev().filter(|&c| self.holding(c) == Holding::Owned).min_by_key(|&c| self.live(c))
+    /// The owned chunks, from the highest on.
+    pub fn owned(&self) -> impl Iterator<Item = u32> + '_ {
+        (0..self.count()).rev().filter(|&c| self.holding(c) == Holding::Owned)
     }
 
     /// Nothing of the chunk is handed out from here on.
@@ -345,7 +345,7 @@ mod tests {
         let held: Vec<u32> = (0..4).map(|_| ids.pop().unwrap()).collect();
         assert_eq!(held, [1, 2, 3, 4]);
         let chunks = ids.chunks_mut().unwrap();
-        assert_eq!(chunks.emptiest(), Some(1));
+        assert_eq!(chunks.owned().collect::<Vec<_>>(), [1, 0]);
         chunks.drain(0);
         assert_eq!((chunks.live(0), chunks.holding(0)), (3, Holding::Draining));
         assert_eq!((ids.free(), ids.usable()), (2, 3));

@@ -68,7 +68,7 @@ impl Carved {
             full_chunks: chunks.saturating_sub(swa_chunks.max(1)),
             min_full_chunks: 0,
             min_swa_chunks: 0,
-            adaptive: std::env::var("FIXREG").is_err(),
+            adaptive: true,
         };
         Ok(Carved { region, chunk_bytes: shape.bytes, scratch_bytes: pools.scratch_bytes })
     }

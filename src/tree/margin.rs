@@ -1,87 +1,71 @@
-//! What a region's pools lose for want of room. Only with a region that balances itself.
+//! What the last bytes of a region's pools are worth: the price of every drop, for [`Balance`]. Only with a region that
+//! balances itself.
+//!
+//! A leaf that loses the page at its end loses the checkpoint there too, and with it every page down to the checkpoint
+//! before: the policy says how many uses a page of it promises, and every byte of it is worth that. A checkpoint that
+//! goes for want of SWA pages makes the pages resumable no longer that only it did; its bytes are worth as many times what
+//! it promises as it unlocks bytes of full pages for each of its own.
 
 use super::Tree;
 use super::ghost::Why;
 use crate::cache::types::Group;
 use crate::policy::Balance;
 
-fn knob(name: &str, default: f32) -> f32 {
-    std::env::var(name).ok().and_then(|v| v.parse().ok()).unwrap_or(default)
-}
-fn on(name: &str) -> bool { std::env::var(name).is_ok() }
-
 /// See the module's text.
 #[derive(Debug)]
-pub(crate) struct Margin {
-    balance: Balance,
+pub(super) struct Margin {
+    pub(super) balance: Balance,
     /// Pages of a chunk.
-    full_pages: u32,
-    swa_pages: u32,
+    full_pages: f32,
+    swa_pages: f32,
 }
 
 impl Margin {
     /// For chunks of so many pages.
     pub(super) fn new(full_pages: u32, swa_pages: u32) -> Self {
-        Margin { balance: Balance::default(), full_pages, swa_pages }
+        Margin { balance: Balance::default(), full_pages: full_pages as f32, swa_pages: swa_pages as f32 }
     }
 }
 
 impl Tree {
-    fn margin_counts(&self, why: Why) -> bool {
-        self.act.why == why && self.detached.is_empty() && self.margin.is_some()
+    /// True when a drop says what a byte is worth: it is for this reason, and nothing detached would go before.
+    fn has_price(&self, why: Why) -> bool {
+        self.margin.is_some() && self.act.why == why && self.detached.is_empty()
     }
 
-    fn ckpt_price(&self, id: u32) -> f32 {
-        let m = self.margin.as_ref().unwrap();
-        let ratio = m.swa_pages as f32 / m.full_pages as f32;
-        let value = self.ckpt_order.value(id, self.history.ask(self.now));
-        let weighed = self.weighs;
-        value * ratio * if weighed { 1.0 } else { self.worth(id).min(knob("WHI", 1e9) / ratio) } * knob("B", 1.0)
-    }
-
-    /// A leaf is about to lose its last page, and with it the checkpoint `ckpt` at its end.
+    /// An evictable leaf is about to lose its last page, and with it the checkpoint `ckpt` at its end.
     pub(super) fn weigh_leaf(&mut self, id: u32, ckpt: u32) {
-        if !self.margin_counts(Why::FullPool) {
+        if !self.has_price(Why::FullPool) {
             return;
         }
-        let age = self.order.value(id, self.history.ask(self.now));
+        let price = self.order.value(id, self.history.ask(self.now));
         let (node, c) = (&self.nodes[id], &self.ckpts[ckpt]);
-        let above = node.ckpts.iter().rev().map(|&o| self.ckpts[o].end).find(|&end| end < c.end);
-        let pages = c.end - above.unwrap_or(node.depth);
+        let i = node.ckpts.partition_point(|&other| self.ckpts[other].end < c.end);
+        let above = i.checked_sub(1).map_or(node.depth, |i| self.ckpts[node.ckpts[i]].end);
+        let (pages, window) = ((c.end - above) as f32, c.pages as f32);
         if let Some(m) = &mut self.margin {
-            let part = pages as f32 / m.full_pages as f32 + c.pages as f32 / m.swa_pages as f32;
-            m.balance.lost(Group::Full, part, age);
+            let part = pages / m.full_pages + window / m.swa_pages;
+            m.balance.dropped(Group::Full, part, price, 0.0);
         }
     }
 
     /// A checkpoint is about to be dropped for want of SWA pages.
     pub(super) fn weigh_ckpt(&mut self, id: u32) {
-        if !self.margin_counts(Why::SwaPool) {
+        if !self.has_price(Why::SwaPool) {
             return;
         }
-        let price = self.ckpt_price(id);
-        let worth = self.worth(id);
-        let pages = self.ckpts[id].pages;
         let now = self.history.ask(self.now);
-        let leaf = self.order.victim(now).map_or(0.0, |id| self.order.value(id, now));
+        let (unlocks, window) = (self.worth(id), self.ckpts[id].pages as f32);
+        let value = self.ckpt_order.value(id, now) * if self.weighs { 1.0 } else { unlocks };
+        let leaf = self.order.victim(now).map_or(0.0, |leaf| self.order.value(leaf, now));
         if let Some(m) = &mut self.margin {
-            let part = pages as f32 / m.swa_pages as f32 + pages as f32 * worth / m.full_pages as f32;
-            m.balance.lost(Group::Swa, part, price);
-            m.balance.ok = price >= knob("FP", 1.0) * leaf;
+            let part = window / m.swa_pages + window * unlocks / m.full_pages;
+            m.balance.dropped(Group::Swa, part, value * m.swa_pages / m.full_pages, leaf);
         }
     }
 
-    pub(crate) fn fresh_due(&self) -> Option<Group> { self.margin.as_ref()?.balance.due_fresh() }
-    pub(crate) fn fresh_moved(&mut self) { if let Some(m) = &mut self.margin { m.balance.fresh_moved() } }
-    /// The pool that should get a chunk.
-    pub(crate) fn balance_due(&self) -> Option<Group> {
-        self.margin.as_ref()?.balance.due()
-    }
-
-    /// Evidence is gathered anew, after a chunk began to go to a pool by it.
-    pub(crate) fn balance_anew(&mut self, to: Option<Group>) {
-        if let Some(m) = &mut self.margin {
-            m.balance.moved(to);
-        }
+    /// What was found of the pools, if the region balances itself.
+    pub(crate) fn balance(&mut self) -> Option<&mut Balance> {
+        self.margin.as_mut().map(|m| &mut m.balance)
     }
 }
