@@ -21,7 +21,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 WORK = ROOT / "target" / "mutations"
-SUITE = ("peer_faults", "rules", "findings", "state_machine", "bad_input")
+SUITE = ("peer_faults", "rules", "findings", "state_machine", "bad_input", "policies")
 TIMEOUT_S = 900
 
 
@@ -152,7 +152,7 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         "a lost path lease",
         "src/cache/end.rs",
-        "tree.unlease_path(node, stamp);",
+        "tree.unlease_path(node, stamp, Some(seq.user));",
         "debug_assert!(tree.nodes[node].is_leased());",
         "peer_faults",
     ),
@@ -344,16 +344,37 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         "pinned prefixes go first",
         "src/tree/evict.rs",
-        ".or_else(|| self.order.victim())\n            .or_else(|| self.pinned_leaf())",
-        ".or_else(|| self.pinned_leaf())\n            .or_else(|| self.order.victim())",
+        ".or_else(|| self.order.victim(self.history.ask(self.now, self.full.total())))\n            .or_else(|| self.pinned_leaf())",
+        ".or_else(|| self.pinned_leaf())\n            .or_else(|| self.order.victim(self.history.ask(self.now, self.full.total())))",
         "rules",
     ),
     Mutation(
         "a match refreshes nothing",
-        "src/tree/checkpoint.rs",
-        "self.ckpts[id].matched = true;\n            self.touch_ckpt(id);",
-        "self.ckpts[id].matched = true;",
+        "src/tree/users.rs",
+        "        }\n        self.touch_ckpt(id);\n",
+        "        }\n",
         "rules",
+    ),
+    Mutation(
+        "a policy does not hear that an id was cut in two",
+        "src/tree/shape.rs",
+        "let len = self.nodes[id].len;\n                self.order.resize(id, len);\n",
+        "",
+        "state_machine",
+    ),
+    Mutation(
+        "what was just used goes like anything else",
+        "src/policy/density.rs",
+        "now.is_fresh(e.used, e.pages) && ",
+        "false && ",
+        "policies",
+    ),
+    Mutation(
+        "what was evicted and comes back is no use of it",
+        "src/tree/publish.rs",
+        "found = Some((page + 1, end));",
+        "let _ = end;",
+        "policies",
     ),
 )
 

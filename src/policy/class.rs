@@ -84,6 +84,11 @@ pub fn is_spare(class: u16) -> bool {
     matches!(class, PASSED | PASSED_AGAIN | STRIDE)
 }
 
+/// True for a checkpoint that nothing has gone on from yet and that is no end, or that is there in case others go.
+pub fn is_in_case(class: u16) -> bool {
+    is_spare(class) || class == BRANCH
+}
+
 /// Bits of a number, 0 for 0.
 fn bits(n: u64) -> u16 {
     (64 - n.leading_zeros()) as u16

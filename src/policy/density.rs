@@ -5,6 +5,11 @@
 //! two ids of each list and not at all of them. For checkpoints the promise is multiplied by what they unlock for each
 //! page they cost; there lists are split by octaves of that, and the oldest of each list stands for it.
 //!
+//! What the newest two requests used stays while anything else may go, whatever it promises: a session that has just got
+//! its answer does not lose its end to the request that comes next. Checkpoints that are kept in case they are needed
+//! one day may go at once, and so may prompts of which a pool holds no more than a few: there keeping the newest would
+//! cost one that has been kept long enough to be used.
+//!
 //! Scores are kept from choice to choice and made anew when the time or a table changed: once a request, in the number
 //! of lists. Between them a choice costs the lists that changed and one pass over the scores.
 
@@ -13,6 +18,17 @@ use super::{Now, Policy, Standing, class};
 
 /// Octaves of worth.
 const OCTAVES: u16 = 16;
+/// Ids from the young end of a list among which the first is looked for that is not fresh.
+const LOOKS: usize = 16;
+
+/// What goes first of a list.
+#[derive(Debug, Clone, Copy)]
+struct Best {
+    /// One of the newest two requests used it.
+    fresh: bool,
+    score: f32,
+    id: u32,
+}
 
 /// See the module's text.
 #[derive(Debug)]
@@ -22,8 +38,8 @@ pub struct Density {
     octaves: u16,
     /// The youngest of a list may be the least.
     both_ends: bool,
-    /// Score and candidate of each list, while it holds ids.
-    best: Vec<(f32, u32)>,
+    /// The candidate of each list, while it holds ids.
+    best: Vec<Best>,
     changed: Vec<u16>,
     is_changed: Vec<bool>,
     /// Time and version of the tables that the scores were made with.
@@ -37,7 +53,7 @@ impl Density {
             ids: Ranked::new(lists),
             octaves,
             both_ends,
-            best: vec![(0.0, 0); usize::from(lists)],
+            best: vec![Best { fresh: false, score: 0.0, id: 0 }; usize::from(lists)],
             changed: Vec::new(),
             is_changed: vec![false; usize::from(lists)],
             made: (0, 0),
@@ -76,14 +92,22 @@ impl Density {
         now.reuse.score(e.list / self.octaves, now.time.saturating_sub(e.used)) * worth
     }
 
+    fn best_of(&self, id: u32, now: Now<'_>) -> Best {
+        let e = self.ids.get(id).expect("an id in a list");
+        let class = e.list / self.octaves;
+        let fresh = now.is_fresh(e.used, e.pages) && (self.octaves == 1 || !class::is_in_case(class));
+        Best { fresh, score: self.score(id, now), id }
+    }
+
     fn make(&mut self, list: u16, now: Now<'_>) {
         let Some(oldest) = self.ids.oldest(list) else { return };
-        let mut best = (self.score(oldest, now), oldest);
+        let mut best = self.best_of(oldest, now);
         if self.both_ends {
-            let youngest = self.ids.youngest(list).expect("a list with an oldest id has a youngest");
-            let score = self.score(youngest, now);
-            if score < best.0 {
-                best = (score, youngest);
+            let settled = |&id: &u32| self.ids.get(id).is_some_and(|e| !now.is_fresh(e.used, e.pages));
+            let youngest = self.ids.from_the_youngest(list).take(LOOKS).find(settled).unwrap_or(oldest);
+            let other = self.best_of(youngest, now);
+            if (other.fresh, other.score) < (best.fresh, best.score) {
+                best = other;
             }
         }
         self.best[usize::from(list)] = best;
@@ -117,18 +141,25 @@ impl Policy for Density {
         }
         self.changed = changed;
         self.changed.clear();
-        let mut least: Option<(f32, u64, u32)> = None;
+        let mut least: Option<(bool, f32, u64, u32)> = None;
         for &list in self.ids.active() {
-            let (score, id) = self.best[usize::from(list)];
-            if least.is_none_or(|l| score <= l.0) {
+            let Best { fresh, score, id } = self.best[usize::from(list)];
+            if least.is_none_or(|l| (fresh, score) <= (l.0, l.1)) {
                 let rank = self.ids.get(id).expect("an id in a list").rank;
                 // What nothing tells apart goes by last use.
-                if least.is_none_or(|l| score < l.0 || rank < l.1) {
-                    least = Some((score, rank, id));
+                if least.is_none_or(|l| (fresh, score) < (l.0, l.1) || rank < l.2) {
+                    least = Some((fresh, score, rank, id));
                 }
             }
         }
-        least.map(|l| l.2)
+        least.map(|l| l.3)
+    }
+
+    fn resize(&mut self, id: u32, pages: u32) {
+        if let Some(list) = self.ids.get(id).map(|e| e.list) {
+            self.ids.resize(id, pages);
+            self.note(list);
+        }
     }
 
     fn value(&self, id: u32, now: Now<'_>) -> f32 {

@@ -12,8 +12,8 @@ use super::{Now, PolicyKind};
 
 /// Milliseconds in a unit of time.
 const UNIT_MS: u64 = 100;
-/// Fewest and most ends that are remembered.
-const ROOM: (usize, usize) = (1 << 10, 1 << 22);
+/// Fewest and most ends that are remembered: one for every two pages, 12 bytes each.
+const ROOM: (usize, usize) = (1 << 12, 1 << 22);
 
 /// What is remembered of a request that used pages.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
@@ -48,8 +48,9 @@ pub struct Arrival {
 pub struct History {
     learns: bool,
     turns_only: bool,
-    /// Time of the newest request.
+    /// Time of the newest request, and of the one before.
     clock: u64,
+    before: u64,
     reuse: Reuse,
     ends: Ends,
 }
@@ -58,11 +59,12 @@ impl History {
     /// For a cache of `pages` pages.
     pub fn new(kind: PolicyKind, pages: u64, seed: u64) -> Self {
         let learns = kind.learns();
-        let room = (pages as usize).saturating_mul(2).clamp(ROOM.0, ROOM.1);
+        let room = (pages as usize / 2).clamp(ROOM.0, ROOM.1);
         History {
             learns: learns.is_some(),
             turns_only: kind == PolicyKind::TurnHazard,
             clock: 0,
+            before: 0,
             reuse: Reuse::new(learns),
             ends: Ends::new(if learns.is_some() { room } else { 0 }, seed),
         }
@@ -75,6 +77,7 @@ impl History {
 
     /// A request came at `ms`. Time goes on by a unit with each request even when nobody tells it.
     pub fn arrive(&mut self, ms: u64) -> u64 {
+        self.before = self.clock;
         self.clock = (self.clock + 1).max(ms / UNIT_MS);
         self.clock
     }
@@ -84,9 +87,9 @@ impl History {
         self.clock.max(ms / UNIT_MS)
     }
 
-    /// What policies may ask at `ms`.
-    pub fn ask(&self, ms: u64) -> Now<'_> {
-        Now { time: self.now(ms), reuse: &self.reuse }
+    /// What the policy over a pool of `pool` pages may ask at `ms`.
+    pub fn ask(&self, ms: u64, pool: u32) -> Now<'_> {
+        Now { time: self.now(ms), fresh: self.before, pool, reuse: &self.reuse }
     }
 
     /// The end of a prompt at the page with this key.

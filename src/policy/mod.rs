@@ -54,8 +54,22 @@ pub struct Standing {
 pub struct Now<'a> {
     /// The time.
     pub time: u64,
+    /// When the request before the newest one came.
+    pub fresh: u64,
+    /// Pages of the pool.
+    pub pool: u32,
     /// Reuse, as learnt.
     pub reuse: &'a Reuse,
+}
+
+/// What takes a larger part of its pool than one of so many is not fresh, however new it is.
+const FRESH_PART: u64 = 32;
+
+impl Now<'_> {
+    /// True for what one of the newest two requests used, when it takes a small part of the pool.
+    pub fn is_fresh(&self, used: u64, pages: u32) -> bool {
+        used >= self.fresh && u64::from(pages) * FRESH_PART <= u64::from(self.pool)
+    }
 }
 
 /// Order of eviction over ids (leaves of the tree, or checkpoints).

@@ -1,7 +1,7 @@
 //! Lists of ids, each in order of rank: what policies are made of.
 //!
-//! An id is in at most one list. Insertion and removal are O(log n) in the list, both ends of every list are known
-//! without looking, and nothing is ever sorted or moved at once.
+//! An id is in at most one list. Insertion and removal are O(log n) in the list, its first id is known without looking,
+//! and nothing is ever sorted or moved at once.
 
 use super::Standing;
 use crate::pool::chunk::ChunkVec;
@@ -38,7 +38,7 @@ struct List {
     pages: u64,
     /// Its place in `active`, while it holds ids.
     place: usize,
-    ends: (u32, u32),
+    oldest: u32,
 }
 
 /// See the module's text.
@@ -70,14 +70,11 @@ impl Ranked {
         if list.ids.is_empty() {
             list.place = self.active.len();
             self.active.push(entry.list);
-            list.ends = (id, id);
+            list.oldest = id;
         } else {
-            let rank = |id: u32| (self.entries.get(id as usize).rank, id);
-            if (entry.rank, id) < rank(list.ends.0) {
-                list.ends.0 = id;
-            }
-            if (entry.rank, id) > rank(list.ends.1) {
-                list.ends.1 = id;
+            let oldest = list.oldest;
+            if (entry.rank, id) < (self.entries.get(oldest as usize).rank, oldest) {
+                list.oldest = id;
             }
         }
         list.ids.insert((entry.rank, id));
@@ -98,13 +95,8 @@ impl Ranked {
             if let Some(&moved) = self.active.get(place) {
                 self.lists[moved as usize].place = place;
             }
-        } else {
-            if list.ends.0 == id {
-                list.ends.0 = list.ids.first().expect("not empty").1;
-            }
-            if list.ends.1 == id {
-                list.ends.1 = list.ids.last().expect("not empty").1;
-            }
+        } else if list.oldest == id {
+            list.oldest = list.ids.first().expect("not empty").1;
         }
         self.len -= 1;
         Some(entry)
@@ -127,13 +119,12 @@ impl Ranked {
     /// First id of a list.
     pub fn oldest(&self, list: u16) -> Option<u32> {
         let list = &self.lists[list as usize];
-        (!list.ids.is_empty()).then_some(list.ends.0)
+        (!list.ids.is_empty()).then_some(list.oldest)
     }
 
-    /// Last id of a list.
-    pub fn youngest(&self, list: u16) -> Option<u32> {
-        let list = &self.lists[list as usize];
-        (!list.ids.is_empty()).then_some(list.ends.1)
+    /// Ids of a list, the last one first.
+    pub fn from_the_youngest(&self, list: u16) -> impl Iterator<Item = u32> + '_ {
+        self.lists[list as usize].ids.iter().rev().map(|&(_, id)| id)
     }
 
     /// Pages of a list.
@@ -184,9 +175,9 @@ impl Ranked {
                     other => return Err(format!("list {number} has id {id}, whose entry is {other:?}")),
                 }
             }
-            let ends = (list.ids.first().map(|e| e.1), list.ids.last().map(|e| e.1));
-            if listed > 0 && ends != (Some(list.ends.0), Some(list.ends.1)) {
-                return Err(format!("list {number} ends in {:?}, not {ends:?}", list.ends));
+            let oldest = list.ids.first().map(|e| e.1);
+            if listed > 0 && oldest != Some(list.oldest) {
+                return Err(format!("list {number} begins with {}, not {oldest:?}", list.oldest));
             }
             if pages != list.pages {
                 return Err(format!("list {number} counts {} pages, has {pages}", list.pages));
@@ -227,7 +218,9 @@ mod tests {
                 for list in 0..3 {
                     let own = || model.iter().filter(|(_, e)| e.list == list).map(|(&id, e)| (e.rank, id));
                     prop_assert_eq!(ranked.oldest(list), own().min().map(|e| e.1));
-                    prop_assert_eq!(ranked.youngest(list), own().max().map(|e| e.1));
+                    let mut back: Vec<(u64, u32)> = own().collect();
+                    back.sort_unstable_by(|a, b| b.cmp(a));
+                    prop_assert!(ranked.from_the_youngest(list).eq(back.into_iter().map(|e| e.1)));
                     let pages: u64 = model.values().filter(|e| e.list == list).map(|e| u64::from(e.pages)).sum();
                     prop_assert_eq!(ranked.pages(list), pages);
                 }

@@ -43,6 +43,9 @@ fn class_of_test() -> impl Strategy<Value = u16> {
     ])
 }
 
+/// Pages of the pool that policies are told of.
+const POOL: u32 = 80;
+
 /// A policy driven as the tree drives it, and everything it was told.
 struct World {
     policy: Box<dyn Policy>,
@@ -51,13 +54,20 @@ struct World {
     known: BTreeMap<u32, (Standing, bool)>,
     rank: u64,
     time: u64,
+    /// What was used since then is fresh.
+    fresh: u64,
     /// Class of each id.
     classes: Vec<u16>,
 }
 
 impl World {
     fn new(policy: Box<dyn Policy>, classes: Vec<u16>, index: Index) -> World {
-        World { policy, reuse: Reuse::new(Some(index)), known: BTreeMap::new(), rank: 0, time: 0, classes }
+        World { policy, reuse: Reuse::new(Some(index)), known: BTreeMap::new(), rank: 0, time: 0, fresh: 0, classes }
+    }
+
+    /// Two pages are a small part of the pool, three are not.
+    fn is_fresh(&self, at: &Standing) -> bool {
+        at.used >= self.fresh && at.pages <= 2
     }
 
     fn evictable(&self) -> impl Iterator<Item = (u32, Standing)> + '_ {
@@ -84,7 +94,8 @@ impl World {
             }
             Op::Evict => {
                 let expected = choose(self);
-                let got = self.policy.victim(Now { time: self.time, reuse: &self.reuse });
+                let got =
+                    self.policy.victim(Now { time: self.time, fresh: self.fresh, pool: POOL, reuse: &self.reuse });
                 if let Some(id) = got {
                     let at = self.known.remove(&id).expect("a victim that is cached").0;
                     self.policy.mark(id);
@@ -93,7 +104,8 @@ impl World {
                 }
                 return Some((got, expected));
             }
-            Op::Wait(by) => self.time += by,
+            Op::Wait(0) => {}
+            Op::Wait(by) => (self.fresh, self.time) = (self.time, self.time + by),
             Op::Back(mark, pages) => self.policy.came_back(mark, pages),
             Op::Learn(class, age) => {
                 self.reuse.entered(class);
@@ -138,22 +150,26 @@ fn compare(
     Ok(())
 }
 
-/// The oldest and the youngest of each group of ids.
+/// The oldest of each group of ids, and the youngest that is not fresh.
 fn ends_of<K: Ord>(world: &World, group: impl Fn(u32, &Standing) -> K) -> Vec<(u32, Standing)> {
     let mut groups: BTreeMap<K, Vec<(u32, Standing)>> = BTreeMap::new();
     world.evictable().for_each(|(id, at)| groups.entry(group(id, &at)).or_default().push((id, at)));
     let ends = |mut ids: Vec<(u32, Standing)>| {
         ids.sort_by_key(|(id, at)| (at.rank, *id));
-        [ids[0], ids[ids.len() - 1]]
+        let settled = ids.iter().rev().find(|(_, at)| !world.is_fresh(at)).copied();
+        [ids[0], settled.unwrap_or(ids[0])]
     };
     groups.into_values().flat_map(ends).collect()
 }
 
-/// The least by score, then by last use.
-fn least(world: &World, among: Vec<(u32, Standing)>, score: impl Fn(&Standing) -> f32) -> Option<u32> {
-    let key = |at: &Standing| (score(at), at.rank);
+/// The least of those that are not fresh, or else of all: by score, then by last use.
+fn least(
+    among: Vec<(u32, Standing)>,
+    fresh: impl Fn(&Standing) -> bool,
+    score: impl Fn(&Standing) -> f32,
+) -> Option<u32> {
+    let key = |at: &Standing| (fresh(at), score(at), at.rank);
     let order = |a: &(u32, Standing), b: &(u32, Standing)| key(&a.1).partial_cmp(&key(&b.1)).expect("no NaN");
-    let _ = world;
     among.into_iter().min_by(order).map(|(id, _)| id)
 }
 
@@ -167,7 +183,7 @@ proptest! {
     #[test]
     fn hit_density_takes_the_leaf_that_promises_least(run in worlds()) {
         let score = |w: &World, at: &Standing| w.reuse.score(at.class, w.time - at.used);
-        let choose = |w: &World| least(w, ends_of(w, |_, at| at.class), |at| score(w, at));
+        let choose = |w: &World| least(ends_of(w, |_, at| at.class), |at| w.is_fresh(at), |at| score(w, at));
         compare(PolicyKind::HitDensity.leaves(), index(PolicyKind::HitDensity), run, choose)?;
     }
 
@@ -177,7 +193,8 @@ proptest! {
         let octave = |at: &Standing| at.worth.log2() as u32;
         let choose = |w: &World| {
             let oldest: Vec<_> = ends_of(w, |_, at| (at.class, octave(at))).chunks(2).map(|e| e[0]).collect();
-            least(w, oldest, |at| score(w, at))
+            let fresh = |at: &Standing| w.is_fresh(at) && !class::is_in_case(at.class);
+            least(oldest, fresh, |at| score(w, at))
         };
         compare(PolicyKind::HitDensity.checkpoints(), index(PolicyKind::HitDensity), run, choose)?;
     }
@@ -185,7 +202,7 @@ proptest! {
     #[test]
     fn turn_hazard_takes_what_is_least_likely_to_be_used_soon(run in worlds()) {
         let score = |w: &World, at: &Standing| w.reuse.score(at.class, w.time - at.used);
-        let choose = |w: &World| least(w, ends_of(w, |_, at| at.class), |at| score(w, at));
+        let choose = |w: &World| least(ends_of(w, |_, at| at.class), |at| w.is_fresh(at), |at| score(w, at));
         compare(PolicyKind::TurnHazard.leaves(), index(PolicyKind::TurnHazard), run, choose)?;
     }
 
@@ -304,7 +321,7 @@ fn standing(rank: u64, uses: u8, pages: u32) -> Standing {
 #[test]
 fn arc_moves_its_line_to_what_comes_back() {
     let reuse = Reuse::new(Some(Index::Density));
-    let now = Now { time: 100, reuse: &reuse };
+    let now = Now { time: 100, fresh: 99, pool: POOL, reuse: &reuse };
     let mut arc = PolicyKind::Arc.leaves();
     arc.insert(1, standing(1, 1, 4));
     arc.insert(2, standing(2, 2, 4));
@@ -322,13 +339,13 @@ fn what_comes_back_skips_the_small_queue() {
     let mut s3 = PolicyKind::S3Fifo.leaves();
     s3.insert(1, standing(1, 2, 1));
     s3.insert(2, standing(2, 1, 1));
-    assert_eq!(s3.victim(Now { time: 5, reuse: &reuse }), Some(2));
+    assert_eq!(s3.victim(Now { time: 5, fresh: 5, pool: POOL, reuse: &reuse }), Some(2));
 }
 
 #[test]
 fn a_checkpoint_is_weighed_again() {
     let reuse = Reuse::new(Some(Index::Density));
-    let now = Now { time: 100, reuse: &reuse };
+    let now = Now { time: 100, fresh: 99, pool: POOL, reuse: &reuse };
     let mut order = PolicyKind::HitDensity.checkpoints();
     order.insert(1, Standing { worth: 3.0, ..standing(1, 1, 2) });
     order.insert(2, Standing { worth: 9.0, ..standing(2, 1, 2) });

@@ -36,7 +36,7 @@ impl Tree {
             .then(|| self.detached_leaf())
             .flatten()
             .or_else(|| self.dead.oldest())
-            .or_else(|| self.order.victim(self.history.ask(self.now)))
+            .or_else(|| self.order.victim(self.history.ask(self.now, self.full.total())))
             .or_else(|| self.pinned_leaf())
     }
 
@@ -197,7 +197,7 @@ impl Tree {
     /// The checkpoint that the policy lets go. What it unlocks may have changed since it took its place.
     fn next_checkpoint(&mut self) -> Option<u32> {
         for _ in 0..REWEIGHED {
-            let id = self.ckpt_order.victim(self.history.ask(self.now))?;
+            let id = self.ckpt_order.victim(self.history.ask(self.now, self.swa.total()))?;
             if !self.weighs {
                 return Some(id);
             }
@@ -206,7 +206,7 @@ impl Tree {
                 return Some(id);
             }
         }
-        self.ckpt_order.victim(self.history.ask(self.now))
+        self.ckpt_order.victim(self.history.ask(self.now, self.swa.total()))
     }
 
     fn below_is_rich(&self, id: u32) -> bool {

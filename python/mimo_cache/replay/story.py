@@ -113,7 +113,8 @@ def text(story: dict[str, Any]) -> str:
         lines.append(f"The last {s['cut_tokens']:,} tokens are more than the full pool can hold.")
     if s["evicted_full"] or s["evicted_checkpoints"]:
         lines.append(
-            f"To be served it pushed out {s['evicted_full']:,} full pages and {s['evicted_checkpoints']:,} checkpoints."
+            f"To be served it pushed out {_count(s['evicted_full'], 'full page')} and "
+            f"{_count(s['evicted_checkpoints'], 'checkpoint')}."
         )
     return "\n".join(lines)
 
@@ -200,3 +201,8 @@ def _culprit(part: dict[str, Any], s: dict[str, Any]) -> str:
     if dropped is None or dropped["by"] is None:
         return "so long ago that the rest is forgotten"
     return f"when {_who(dropped['by'], s)}, {_WHY[dropped['why']]}"
+
+
+def _count(number: int, thing: str) -> str:
+    """A number of things in words: 1 page, 2 pages."""
+    return f"{number:,} {thing}{'' if number == 1 else 's'}"

@@ -25,13 +25,15 @@ MODELS = ("uniform", "mimo-v2.5-pro")
 
 # Capacities in % of the bytes of all layers for all unique tokens, where hit rates are neither nothing nor the ceiling.
 _CAPACITIES: dict[str, dict[str, tuple[float, ...]]] = {
-    "claude_code_dev": {"uniform": (0.1, 0.25, 0.5, 1, 2, 5, 10), "mimo-v2.5-pro": (0.1, 0.25, 0.5, 1, 2, 5)},
-    "conversation": {"uniform": (1, 2, 5, 10, 20), "mimo-v2.5-pro": (0.2, 0.5, 1, 2, 5, 10)},
+    "claude_code_dev": {"uniform": (0.25, 0.5, 1, 2, 5), "mimo-v2.5-pro": (0.25, 0.5, 1, 2)},
+    "conversation": {"uniform": (1, 2, 5, 10, 20), "mimo-v2.5-pro": (0.5, 1, 2, 5)},
     "tau_airline": {"uniform": (1, 2, 5, 10), "mimo-v2.5-pro": (0.2, 0.5, 1, 2, 5, 10)},
     "magagent": {"uniform": (1, 2, 5, 10), "mimo-v2.5-pro": (0.2, 0.5, 1, 2, 5, 10)},
 }
 _DEFAULT = {"uniform": (0.25, 1, 2, 5, 10), "mimo-v2.5-pro": (0.25, 0.5, 1, 2, 5)}
 _WORKERS = 2
+# Most requests of a trace that is small enough to look for the best split closely.
+_FEW = 5_000
 _CURVE = 60
 
 
@@ -135,9 +137,10 @@ def _row(
     if swa_share is not None and row.model != "uniform":
         given["swa_share"] = swa_share
     try:
-        row.ours = _replay(path, {**given, "samples": SAMPLES})
+        few = optimum(path, [0], options["page_size"], options["skip_bad"])["requests"] <= _FEW
+        row.ours = _replay(path, {**given, "samples": SAMPLES}, few)
         same = options["policy"] == "lru"
-        row.lru = row.ours if same else _replay(path, {**given, "policy": "lru"}, row.ours["swa_share"])
+        row.lru = row.ours if same else _replay(path, {**given, "policy": "lru"}, few, row.ours["swa_share"])
     except _core.InvalidArgument as error:
         if error.what != "capacity":
             raise
@@ -148,14 +151,14 @@ def _row(
     say(f"{name}, {row.model}, {row.percent:g} %: token hit rate {row.ours['token_hit_rate']:.2%}")
 
 
-def _replay(path: Path, given: dict[str, Any], near: float | None = None) -> dict[str, Any]:
-    """With the given split, or the best there is; `near` is the best one of another policy, where looking begins."""
+def _replay(path: Path, given: dict[str, Any], few: bool, near: float | None = None) -> dict[str, Any]:
+    """With the given split, or the best there is; `near` is the best one of another policy, where looking begins. In a
+    small trace, one of `few` requests, a pool has a few dozen pages, each of which counts, and looking costs little."""
     if "swa_share" in given or given["model"] == "uniform":
         return replay(path, **given)
     if near is None:
-        return best_split(path, **given)
-    shares = [near * factor for factor in (0.7, 1.0, 1.4) if near * factor < 1.0]
-    return best_split(path, refine=1, shares=shares, **given)
+        return best_split(path, refine=5 if few else 1, **given)
+    return best_split(path, refine=4 if few else 0, shares=[near / 1.4, near, near * 1.4 if near < 0.7 else near], **given)
 
 
 def _facts(path: Path, runs: TraceRuns, options: dict[str, Any]) -> None:
