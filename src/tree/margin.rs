@@ -38,7 +38,7 @@ impl Tree {
         if !self.has_price(Why::FullPool) {
             return;
         }
-        let price = self.order.value(id, self.history.ask(self.now));
+        let price = self.order.value(id, self.history.ask(self.now, self.full.total()));
         let (node, c) = (&self.nodes[id], &self.ckpts[ckpt]);
         let i = node.ckpts.partition_point(|&other| self.ckpts[other].end < c.end);
         let above = i.checked_sub(1).map_or(node.depth, |i| self.ckpts[node.ckpts[i]].end);
@@ -54,9 +54,9 @@ impl Tree {
         if !self.has_price(Why::SwaPool) {
             return;
         }
-        let now = self.history.ask(self.now);
+        let (now, later) = (self.history.ask(self.now, self.full.total()), self.history.ask(self.now, self.swa.total()));
         let (unlocks, window) = (self.worth(id), self.ckpts[id].pages as f32);
-        let value = self.ckpt_order.value(id, now) * if self.weighs { 1.0 } else { unlocks };
+        let value = self.ckpt_order.value(id, later) * if self.weighs { 1.0 } else { unlocks };
         let leaf = self.order.victim(now).map_or(0.0, |leaf| self.order.value(leaf, now));
         if let Some(m) = &mut self.margin {
             let part = window / m.swa_pages + window * unlocks / m.full_pages;
