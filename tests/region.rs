@@ -87,7 +87,7 @@ fn changes_that_are_given_up_leave_nothing_behind() {
         let mut setup = Setup::roomy(2, 4, 1);
         setup.scratch = 4;
         setup.give_region(Region {
-            chunks: 14,
+            chunks: 16,
             full_pages: 6,
             swa_pages: 2,
             full_chunks: 6,

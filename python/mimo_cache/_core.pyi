@@ -769,16 +769,16 @@ class Region:
         align: SupportsIndex = 256,
         adaptive: bool = True,
     ) -> Region:
-        """The region of `size` bytes on the rank of `geometry`, with the chunk of at most `chunk_bytes` (default: a 64th
-        of the region, at least a page) that wastes least.
+        """The region of `size` bytes on the rank of `geometry`, with the chunk of at most `chunk_bytes` (default: a
+        64th of the region, at least a page) that wastes least.
 
         `swa_share` of the bytes, beside those of `scratch_pages` SWA pages, go to the SWA pool at the start. `align` is
         what strides are multiples of, in bytes.
         """
     def layout(self, geometry: Geometry, align: SupportsIndex = 256) -> tuple[int, int, int, float]:
         """How pages lie in a chunk on the rank of `geometry`: (bytes of a chunk, bytes from one full page to the next,
-        bytes from one SWA page to the next, unused part of a chunk from 0 to 1). Ranks whose pages have other sizes have
-        other strides and the same page ids."""
+        bytes from one SWA page to the next, unused part of a chunk from 0 to 1). Ranks whose pages have other sizes
+        have other strides and the same page ids."""
     @property
     def chunks(self) -> int:
         """Chunks."""
@@ -978,10 +978,11 @@ def replay(
     """Replays a trace and returns what it found as numbers; `misses` is a dict of tokens by cause.
 
     `progress(done, total, prompt_tokens, hit_tokens)` is called about ten times a second; what it raises ends the
-    replay. `swa_share=None`: 0 for a model without an SWA group, else 0.1. With `split="adaptive"` it is only the start, and the
-    key `split` says where chunks went. `skip_bad`: lines that cannot be used are
-    counted and passed over. `samples`: points in time of the result's `samples`. With `prefill_rate` (tokens a second)
-    requests overlap, and each stays open until its output has come at `decode_rate`. `docs/cli.md` names every key.
+    replay. `swa_share=None`: 0 for a model without an SWA group, else 0.1. With `split="adaptive"` it is only the
+    start, the memory is cut into about `split_chunks` chunks (2 to 2,048; small pools have fewer), and the key `split` says
+    where they went. `skip_bad`: lines that cannot be used are counted and passed over. `samples`: points in time of the
+    result's `samples`. With `prefill_rate` (tokens a second) requests overlap, and each stays open until its output has
+    come at `decode_rate`. `docs/cli.md` names every key.
     """
 
 def optimum(

@@ -92,7 +92,11 @@ impl Cache {
         if let Some(region) = config.region.take() {
             if config.full_pages != 0 || config.swa_pages != 0 {
                 let value = format!("{} and {}", config.full_pages, config.swa_pages);
-                return Err(Error::invalid("full_pages and swa_pages", value, "0 and 0 with a region, which tells them"));
+                return Err(Error::invalid(
+                    "full_pages and swa_pages",
+                    value,
+                    "0 and 0 with a region, which tells them",
+                ));
             }
             // One sequence's window, and a checkpoint beside it, which may keep a page more than a window.
             let quota = base_quota(&CacheConfig { swa_pages: 1, ..config.clone() });

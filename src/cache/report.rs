@@ -154,7 +154,11 @@ impl Cache {
 
     /// Every count and cross-reference, recomputed. O(everything); for tests and debugging.
     pub fn check_integrity(&self) -> Result<()> {
-        self.tree.check().and_then(|()| self.check_sequences()).and_then(|()| self.check_split()).map_err(Error::Integrity)
+        self.tree
+            .check()
+            .and_then(|()| self.check_sequences())
+            .and_then(|()| self.check_split())
+            .map_err(Error::Integrity)
     }
 
     fn check_sequences(&self) -> std::result::Result<(), String> {

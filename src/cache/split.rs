@@ -319,7 +319,11 @@ impl Cache {
             Some(drain) if drain.waited < STUCK => drain.waited += 1,
             Some(drain) => {
                 split.kept = Some((drain.from, drain.chunk));
-                if drain.from == Group::Full { self.tree.full.undrain() } else { self.tree.swa.undrain() }
+                if drain.from == Group::Full {
+                    self.tree.full.undrain()
+                } else {
+                    self.tree.swa.undrain()
+                }
                 (split.drain, split.slack) = (None, 0);
                 split.stats.kept += 1;
             }
@@ -339,7 +343,11 @@ impl Cache {
             (unused, _) => self.begin_drain(to, unused),
         };
         if let Some(balance) = self.tree.balance().filter(|_| begun) {
-            if unused.is_some() { balance.restart() } else { balance.moved(to) }
+            if unused.is_some() {
+                balance.restart()
+            } else {
+                balance.moved(to)
+            }
             self.rebalance();
         }
     }
@@ -368,10 +376,15 @@ impl Cache {
         let Some(split) = self.split.as_deref() else { return Ok(()) };
         let stats = self.split_stats();
         if stats.full_chunks + stats.swa_chunks != u64::from(split.region.chunks) {
-            return Err(format!("{} full and {} SWA chunks of {}", stats.full_chunks, stats.swa_chunks, split.region.chunks));
+            return Err(format!(
+                "{} full and {} SWA chunks of {}",
+                stats.full_chunks, stats.swa_chunks, split.region.chunks
+            ));
         }
         let (full, swa) = (self.tree.full.drain_chunk(), self.tree.swa.drain_chunk());
-        if full.is_some() != (stats.draining == Some(Group::Full)) || swa.is_some() != (stats.draining == Some(Group::Swa)) {
+        if full.is_some() != (stats.draining == Some(Group::Full))
+            || swa.is_some() != (stats.draining == Some(Group::Swa))
+        {
             return Err(format!("chunks {full:?} and {swa:?} drain, known is {:?}", stats.draining));
         }
         let least = split.region.min_swa_chunks * split.region.swa_pages;

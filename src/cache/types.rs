@@ -1,10 +1,10 @@
 //! The plain values that cross the core's border: what callers pass in and get back.
 
+use crate::cache::SplitStats;
 use crate::key::{Key, Span};
 use crate::policy::{PolicyKind, Retention};
-pub use crate::tree::ghost::Why;
-use crate::cache::SplitStats;
 use crate::pool::Region;
+pub use crate::tree::ghost::Why;
 use smallvec::SmallVec;
 
 /// How a [`Cache`](crate::cache::Cache) is laid out. All sizes in tokens or pages.

@@ -37,7 +37,11 @@ impl ChunkSet {
 
     fn set(&mut self, chunk: usize, there: bool) {
         let (word, bit) = (chunk / 64, 1u64 << (chunk % 64));
-        if there { self.words[word] |= bit } else { self.words[word] &= !bit }
+        if there {
+            self.words[word] |= bit
+        } else {
+            self.words[word] &= !bit
+        }
         let any = self.words[word] != 0;
         if any { self.summary |= 1 << word } else { self.summary &= !(1 << word) }
     }
@@ -298,7 +302,11 @@ impl ChunkedIds {
                 back += 1;
             }
             if c.free != back + (self.per - c.used) {
-                return Err(format!("chunk {i} counts {} free ids, has {back} and {} unused", c.free, self.per - c.used));
+                return Err(format!(
+                    "chunk {i} counts {} free ids, has {back} and {} unused",
+                    c.free,
+                    self.per - c.used
+                ));
             }
             if c.holding == Holding::Other && c.free != self.per {
                 return Err(format!("chunk {i} is the other pool's and has ids in use"));

@@ -375,9 +375,9 @@ impl PyPrefixCache {
     /// The pool of every chunk, and whether it is giving the chunk up; empty without a region.
     fn chunk_owners<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
         let chunks = self.config.region.as_ref().map_or(0, |r| r.chunks);
-        let owners = self.handle.call(py, LONG, |cache| {
-            Ok((0..chunks).filter_map(|c| cache.chunk_owner(c)).collect::<Vec<_>>())
-        })?;
+        let owners = self
+            .handle
+            .call(py, LONG, |cache| Ok((0..chunks).filter_map(|c| cache.chunk_owner(c)).collect::<Vec<_>>()))?;
         PyList::new(py, owners.into_iter().map(|(group, drains)| (region::name(group), drains)))
     }
 

@@ -117,11 +117,7 @@ impl PyRegion {
     /// from one SWA page to the next, unused part of a chunk from 0 to 1). Ranks whose pages have other sizes have other
     /// strides and the same page ids.
     #[pyo3(signature = (geometry, align=None), text_signature = "($self, geometry, align=256)")]
-    fn layout(
-        &self,
-        geometry: &Bound<'_, PyAny>,
-        align: Option<&Bound<'_, PyAny>>,
-    ) -> PyResult<(u64, u64, u64, f64)> {
+    fn layout(&self, geometry: &Bound<'_, PyAny>, align: Option<&Bound<'_, PyAny>>) -> PyResult<(u64, u64, u64, f64)> {
         let (full, swa) = page_bytes(geometry)?;
         let align = args::int_or(align, 256, "align", 1, MAX_BYTES)?;
         let shape = ChunkShape::with_pages(self.0.full_pages, self.0.swa_pages, full, swa, align)

@@ -20,7 +20,11 @@ impl Tree {
         if let Some((full, swa)) = self.full.chunks().zip(self.swa.chunks()) {
             let others = |c: &u32| (full.holding(*c) == Holding::Other) == (swa.holding(*c) == Holding::Other);
             if let Some(c) = (0..full.count()).find(others) {
-                return Err(format!("chunk {c} is {:?} to the full pool and {:?} to the SWA pool", full.holding(c), swa.holding(c)));
+                return Err(format!(
+                    "chunk {c} is {:?} to the full pool and {:?} to the SWA pool",
+                    full.holding(c),
+                    swa.holding(c)
+                ));
             }
         }
         ensure!(self.events.is_settled(), "events wait outside a call");

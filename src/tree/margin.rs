@@ -54,7 +54,8 @@ impl Tree {
         if !self.has_price(Why::SwaPool) {
             return;
         }
-        let (now, later) = (self.history.ask(self.now, self.full.total()), self.history.ask(self.now, self.swa.total()));
+        let (now, later) =
+            (self.history.ask(self.now, self.full.total()), self.history.ask(self.now, self.swa.total()));
         let (unlocks, window) = (self.worth(id), self.ckpts[id].pages as f32);
         let value = self.ckpt_order.value(id, later) * if self.weighs { 1.0 } else { unlocks };
         let leaf = self.order.victim(now).map_or(0.0, |leaf| self.order.value(leaf, now));

@@ -117,9 +117,7 @@ def test_best_split_of_a_model_with_one_group(capsys: pytest.CaptureFixture[str]
 def test_an_adaptive_split_says_where_it_went(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     # Long prompts that come back three times each, and far too many SWA pages at the start.
     size = {"block_size": 64}
-    lines = [
-        {"t": n, "s": n % 40, "i": 6400, "o": 1, "h": [[n % 40 * 100, 100]]} for n in range(120)
-    ]
+    lines = [{"t": n, "s": n % 40, "i": 6400, "o": 1, "h": [[n % 40 * 100, 100]]} for n in range(120)]
     path = write(tmp_path / "long.jsonl", [size, *lines])
     words = ["replay", path, "--capacity", "14GiB", "--swa-share", "0.6"]
     code, out, _ = run(capsys, *words, "--split", "adaptive", "--json")

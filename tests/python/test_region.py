@@ -1,5 +1,5 @@
-"""Pools that share one memory: the API of `Region`, and the state machine on a device where both pools are strided views
-of the same bytes, so that a page used through the wrong pool shows somebody else's rows.
+"""Pools that share one memory: the API of `Region`, and the state machine on a device where both pools are strided
+views of the same bytes, so that a page used through the wrong pool shows somebody else's rows.
 """
 
 import os
@@ -44,7 +44,8 @@ def test_a_region_says_what_it_is() -> None:
     assert (r.chunks, r.full_pages, r.swa_pages, r.full_chunks) == (16, 6, 2, 8)
     assert (r.min_full_chunks, r.min_swa_chunks, r.adaptive) == (2, 1, True)
     assert repr(r) == (
-        "Region(chunks=16, full_pages=6, swa_pages=2, full_chunks=8, min_full_chunks=2, min_swa_chunks=1, adaptive=True)"
+        "Region(chunks=16, full_pages=6, swa_pages=2, full_chunks=8, min_full_chunks=2, min_swa_chunks=1, "
+        "adaptive=True)"
     )
     assert eval(repr(r)) == r != region()
     cache = plain(full_pages=0, swa_pages=0, scratch_pages=4, region=r)
@@ -206,8 +207,8 @@ class Shared(Layout):
 
 
 class Tiles:
-    """The pages of one pool as a view of the region: where the pool's stride is longer than a page, its rows are written
-    and read that many times over, so that every byte of the stride is the page's."""
+    """The pages of one pool as a view of the region: where the pool's stride is longer than a page, its rows are
+    written and read that many times over, so that every byte of the stride is the page's."""
 
     def __init__(self, memory: Rows, before: int, chunks: int, per: int, tiles: int, size: int) -> None:
         count = chunks * per

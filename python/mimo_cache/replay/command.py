@@ -133,8 +133,9 @@ def _table(result: dict[str, Any]) -> str:
         ("token hit rate", f"{result['token_hit_rate']:.2%}"),
     ]
     if (split := result["split"]) is not None:
-        shares = f"SWA part of bytes {split['start']:.1%} at the start, {split['mean']:.1%} on average, {split['end']:.1%} at the end"
-        rows.insert(5, ("split", f"{shares}; {split['to_full'] + split['to_swa']:,} of {split['chunks']:,} chunks changed"))
+        start, mean, end = (f"{split[when]:.1%}" for when in ("start", "mean", "end"))
+        changed = f"{split['to_full'] + split['to_swa']:,} of {split['chunks']:,} chunks changed"
+        rows.insert(5, ("split", f"SWA {start} of the bytes at first, {mean} on average, {end} in the end; {changed}"))
     if "optimum" in result:
         best = result["optimum"]
         rows.append(("optimum", f"{best['token_hit_rate']:.2%} ({_KINDS[best['kind']]})"))

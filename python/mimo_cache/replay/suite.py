@@ -158,7 +158,9 @@ def _replay(path: Path, given: dict[str, Any], few: bool, near: float | None = N
         return replay(path, **given)
     if near is None:
         return best_split(path, refine=5 if few else 1, **given)
-    return best_split(path, refine=4 if few else 0, shares=[near / 1.4, near, near * 1.4 if near < 0.7 else near], **given)
+    return best_split(
+        path, refine=4 if few else 0, shares=[near / 1.4, near, near * 1.4 if near < 0.7 else near], **given
+    )
 
 
 def _facts(path: Path, runs: TraceRuns, options: dict[str, Any]) -> None:
