@@ -104,6 +104,44 @@ pub fn root_key(fingerprint: &[u8; 32], weights: &[u8], key: &Key, generation: u
     h.finalize().into()
 }
 
+/// Chain keys of some pages of a prompt in a row, so that no page is hashed twice.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct PageKeys {
+    root: [u8; 32],
+    first: u64,
+    keys: Vec<[u8; 32]>,
+}
+
+/// What is known of a prompt nobody has hashed.
+pub static NO_KEYS: PageKeys = PageKeys { root: [0; 32], first: 0, keys: Vec::new() };
+
+impl PageKeys {
+    /// Of pages from `first` on, in the namespace with this root key.
+    pub fn new(root: [u8; 32], first: u64, keys: Vec<[u8; 32]>) -> Self {
+        PageKeys { root, first, keys }
+    }
+
+    /// Adds the key of the next page.
+    pub fn push(&mut self, key: [u8; 32]) {
+        self.keys.push(key);
+    }
+
+    /// The key of a page, if it is among them.
+    pub fn get(&self, page: u64) -> Option<&[u8; 32]> {
+        self.keys.get(usize::try_from(page.checked_sub(self.first)?).ok()?)
+    }
+
+    /// The page after the last one.
+    pub fn end(&self) -> u64 {
+        self.first + self.keys.len() as u64
+    }
+
+    /// True when they are of this namespace.
+    pub fn is_below(&self, root: &[u8; 32]) -> bool {
+        self.root == *root && !self.keys.is_empty()
+    }
+}
+
 /// Key of a page below `parent`.
 pub fn page_key(parent: &[u8; 32], tokens: &[u32], spans: impl Iterator<Item = PageSpan>) -> [u8; 32] {
     let mut h = Sha256::new();

@@ -344,8 +344,10 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         "pinned prefixes go first",
         "src/tree/evict.rs",
-        ".or_else(|| self.order.victim(self.history.ask(self.now, self.full.total())))\n            .or_else(|| self.pinned_leaf())",
-        ".or_else(|| self.pinned_leaf())\n            .or_else(|| self.order.victim(self.history.ask(self.now, self.full.total())))",
+        ".or_else(|| self.order.victim(self.history.ask(self.now, self.full.total())))\n"
+        "            .or_else(|| self.pinned_leaf())",
+        ".or_else(|| self.pinned_leaf())\n"
+        "            .or_else(|| self.order.victim(self.history.ask(self.now, self.full.total())))",
         "rules",
     ),
     Mutation(

@@ -3,6 +3,7 @@
 use super::sequence::{Duplicate, SwaHold};
 use super::{Cache, Commit, Group, SeqId};
 use crate::error::{Error, Result};
+use crate::key::PageKeys;
 use crate::policy::{NIL, kind};
 use crate::pool::{Computed, Full, Page};
 use crate::tree::{Checkpoint, Query, WalkPlace};
@@ -143,7 +144,7 @@ impl Cache {
             let node = seq.node(&self.tree);
             let at = WalkPlace { node, offset: self.tree.nodes[node].len, depth: seq.leased };
             let upto = target as usize * self.tree.page as usize;
-            let query = Query { tokens: &seq.tokens[..upto], spans: &seq.spans };
+            let query = Query::new(&seq.tokens[..upto], &seq.spans);
             let place = self.tree.walk_down(at, query, |_, _, _| {});
             if place.depth > seq.leased {
                 // A page that others hold too would stay beside the tree's, and nobody counted on both.
@@ -178,7 +179,7 @@ impl Cache {
             }
             let copied = self.unhold_full(index, count);
             let seq = &mut self.seqs[index];
-            let query = Query { tokens: &seq.tokens, spans: &seq.spans };
+            let query = Query { tokens: &seq.tokens, spans: &seq.spans, known: &seq.keys };
             let own = &mut seq.own;
             let mut pages = std::iter::from_fn(|| own.pop_front().map(Page::computed));
             let pages: &mut dyn Iterator<Item = Page<Full, Computed>> = &mut pages;
@@ -188,6 +189,9 @@ impl Cache {
             self.tree.mark_back(end, back);
             seq.lease = self.tree.nodes[end].last_slot();
             seq.leased += count;
+            if u64::from(seq.leased) >= seq.keys.end() {
+                seq.keys = PageKeys::default();
+            }
             for page in copied {
                 self.hold_published(Group::Full, page, end, 0);
             }

@@ -2,7 +2,7 @@
 
 use super::{Cache, CheckpointInfo, Explanation, Loss, LostCheckpoint, Misses, Report, Stretch, Why, check_prompt};
 use crate::error::Result;
-use crate::key::{Key, Span, page_key, page_spans, validate_spans};
+use crate::key::{Key, Span, validate_spans};
 use crate::policy::kind;
 use crate::tree::ghost::{Act, Dropped};
 use crate::tree::{Query, WalkPlace};
@@ -27,7 +27,7 @@ impl Cache {
         };
         out.checkpoints = self.checkpoints_above(place);
         out.lost = self.lost_checkpoints(place, &report);
-        let evicted = self.evictions(root, Query { tokens, spans }, place, &report);
+        let evicted = self.evictions(root, Query::new(tokens, spans), place, &report);
         out.stretches = self.stretches(&report, evicted);
         self.tell(&mut out);
         Ok(out)
@@ -87,7 +87,6 @@ impl Cache {
 
     /// The evicted stretch after the match, cut where the pages were dropped for another sequence or reason.
     fn evictions(&self, root: u32, query: Query<'_>, place: WalkPlace, report: &Report) -> Vec<Stretch> {
-        let size = self.config.page_size as usize;
         let mut key = match place.depth {
             0 => self.tree.roots[root].key,
             depth => *self.tree.slots.key(self.tree.slot_above(place.node, depth - 1)),
@@ -95,8 +94,7 @@ impl Cache {
         let mut out: Vec<(Stretch, Option<(u64, Why)>)> = Vec::new();
         let first = u64::from(place.depth);
         for page in first..first + report.misses.evicted / self.page() {
-            let tokens = &query.tokens[page as usize * size..][..size];
-            key = page_key(&key, tokens, page_spans(query.spans, page, size as u32));
+            key = query.key(&key, page, self.config.page_size);
             let act = self.tree.ghosts.recall(&key).and_then(|d| d.act);
             let (from, to) = (page * self.page(), (page + 1) * self.page());
             let of = act.map(|a| (a.by, a.why));

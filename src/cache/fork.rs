@@ -5,6 +5,7 @@ use super::sequence::{Seq, SwaHold};
 use super::{Cache, Group, MAX_TOKENS, MtpRebuild, PageCopy, SeqId, base_quota};
 use crate::cache::commit::When;
 use crate::error::{Error, Result};
+use crate::key::PageKeys;
 use crate::pool::{Hold, NONE};
 use crate::tree::Cursor;
 use smallvec::SmallVec;
@@ -126,6 +127,7 @@ impl Cache {
             moves: SmallVec::new(),
             branch: seq.branch,
             report: seq.report,
+            keys: PageKeys::default(),
             arrival: seq.arrival,
             back: seq.back,
             found: seq.found,

@@ -21,7 +21,7 @@ pub use split::SplitStats;
 pub use types::*;
 
 use crate::error::{Error, OutOfPages, PoolName, Result};
-use crate::key::{Key, Span, root_key, validate_spans};
+use crate::key::{Key, PageKeys, Span, root_key, validate_spans};
 use crate::pool::chunk::Arena;
 use crate::tree::{Cursor, Query, Tree, WalkPlace};
 use moves::PendingCopy;
@@ -41,10 +41,26 @@ pub struct Request {
     base: PageKey,
     weights: Arc<[u8]>,
     cursor: Cursor,
+    keys: PageKeys,
     opened: bool,
 }
 
 impl Request {
+    fn query(&self) -> Query<'_> {
+        Query { tokens: &self.tokens, spans: &self.options.spans, known: &self.keys }
+    }
+
+    /// Root key of its namespace, if that was never cleared.
+    pub(crate) fn root_key(&self) -> &PageKey {
+        &self.base
+    }
+
+    /// Keys of the prompt's first pages, made before with the same tokens: they are believed, and only checked with debug
+    /// assertions.
+    pub(crate) fn set_keys(&mut self, keys: PageKeys) {
+        self.keys = keys;
+    }
+
     /// The prompt; empty once opened.
     pub fn tokens(&self) -> &[u32] {
         &self.tokens
@@ -183,7 +199,15 @@ impl Cache {
         validate_spans(&options.spans, tokens.len() as u64)?;
         let base = self.base_key(&options.key);
         let weights = self.weights.clone();
-        Ok(Request { tokens, options, base, weights, cursor: Cursor::default(), opened: false })
+        Ok(Request {
+            tokens,
+            options,
+            base,
+            weights,
+            cursor: Cursor::default(),
+            keys: PageKeys::default(),
+            opened: false,
+        })
     }
 
     /// What `open` would find now. No lease, no recency; looking again costs only what changed.
@@ -193,7 +217,7 @@ impl Cache {
             req.cursor.reset();
             return Match::default();
         };
-        let query = Query { tokens: &req.tokens, spans: &req.options.spans };
+        let query = Query::new(&req.tokens, &req.options.spans);
         self.look_up(root, query, &mut req.cursor)
     }
 
@@ -206,7 +230,7 @@ impl Cache {
         let Some(root) = self.tree.find_root(&self.tree.current_key(&base, &self.weights, key)) else {
             return Ok(Match::default());
         };
-        let query = Query { tokens, spans };
+        let query = Query::new(tokens, spans);
         Ok(self.found_at(self.tree.walk_once(root, query), query))
     }
 
@@ -255,7 +279,7 @@ impl Cache {
         validate_spans(spans, tokens.len() as u64)?;
         let base = self.base_key(key);
         let Some(root) = self.tree.find_root(&self.tree.current_key(&base, &self.weights, key)) else { return Ok(0) };
-        let place = self.tree.walk(root, Query { tokens, spans }, &mut Cursor::default());
+        let place = self.tree.walk(root, Query::new(tokens, spans), &mut Cursor::default());
         // The whole prefix counts, its last page too: a pinned prompt is read with more tokens behind it.
         let usable = self.tree.usable(place, u32::MAX);
         if usable == 0 {

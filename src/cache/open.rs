@@ -4,7 +4,7 @@ use super::moves::PendingCopy;
 use super::sequence::{Seq, SwaHold};
 use super::{Cache, Group, MAX_TOKENS, Match, MtpRebuild, PageCopy, Report, Request, SeqId, base_quota};
 use crate::error::{Error, Result};
-use crate::key::{Key, Span};
+use crate::key::{Key, PageKeys, Span};
 use crate::policy::{Arrival, NIL, User, kind};
 use crate::pool::{Hold, NONE};
 use crate::tree::{Cursor, Query, Tree, WalkPlace};
@@ -33,14 +33,19 @@ impl Cache {
                 allowed: "one from a new request",
             });
         }
-        let query = Query { tokens: &req.tokens, spans: &req.options.spans };
+        let query = Query::new(&req.tokens, &req.options.spans);
         let found = self.find(&req.base, &req.weights, &req.options.key, query, &mut req.cursor);
         self.admit(&found, req.tokens.len() as u64, credit)?;
         let len = req.tokens.len() as u64;
         let pages = (len / self.page()) as u32;
         let key = self.tree.current_key(&req.base, &req.weights, &req.options.key);
         let root = found.root.unwrap_or_else(|| self.tree.ensure_root(key));
-        let report = self.report_of(root, query, found.place, found.usable);
+        if !req.keys.is_below(&key) {
+            req.keys = PageKeys::default();
+        }
+        let query = req.query();
+        let (report, made) = self.report_of(root, query, found.place, found.usable);
+        let keys = if req.keys.end() > made.end() { std::mem::take(&mut req.keys) } else { made };
         req.opened = true;
         self.next_generation = self.next_generation.wrapping_add(1);
         let generation = self.next_generation;
@@ -81,6 +86,7 @@ impl Cache {
             moves: SmallVec::new(),
             branch: 0,
             report,
+            keys,
             arrival: Arrival::default(),
             back: 0,
             found: None,
@@ -105,8 +111,10 @@ impl Cache {
         self.admit(&found, seq.tokens.len() as u64, credit)?;
         let key = self.tree.current_key(&seq.base, &seq.weights, &seq.key);
         let root = found.root.unwrap_or_else(|| self.tree.ensure_root(key));
-        let report = self.report_of(root, self.seqs[id.index].query(), found.place, found.usable);
+        self.seqs[id.index].keys = PageKeys::default();
+        let (report, made) = self.report_of(root, self.seqs[id.index].query(), found.place, found.usable);
         let seq = &mut self.seqs[id.index];
+        seq.keys = made;
         seq.cursor = cursor;
         seq.parked = false;
         seq.prompt = seq.tokens.len() as u64;
@@ -214,7 +222,7 @@ impl Cache {
         let ids: SmallVec<[u32; 8]> = window.iter().map(|&s| tree.slots.swa(s)).collect();
         ids.iter().for_each(|&id| tree.lease_swa(id));
         tree.history.arrive(tree.now);
-        let query = Query { tokens: &self.seqs[index].tokens, spans: &self.seqs[index].spans };
+        let query = self.seqs[index].query();
         let evicted = (self.seqs[index].report.misses.evicted / page) as u32;
         tree.came_back(node, query, p, evicted);
         let arrival = tree.arrival(node, p);
@@ -293,11 +301,11 @@ impl Cache {
         spans: &[Span],
     ) -> (Option<(u32, WalkPlace)>, Report) {
         let base = self.base_key(key);
-        let query = Query { tokens, spans };
+        let query = Query::new(tokens, spans);
         let found = self.find(&base, &self.weights, key, query, &mut Cursor::default());
         match found.root {
             Some(root) => {
-                let report = self.report_of(root, query, found.place, found.usable);
+                let (report, _) = self.report_of(root, query, found.place, found.usable);
                 (Some((root, found.place)), report)
             }
             None => {

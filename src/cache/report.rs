@@ -3,7 +3,7 @@
 use super::sequence::Seq;
 use super::{Cache, Match, Misses, PoolStats, Report, SeqId, Stats};
 use crate::error::{Error, Result};
-use crate::key::{page_key, page_spans};
+use crate::key::{PageKeys, page_spans};
 use crate::policy::NIL;
 use crate::tree::{Query, WalkPlace};
 
@@ -21,8 +21,8 @@ impl Misses {
 }
 
 impl Cache {
-    /// The report of a lookup that ended at `place` with `usable` pages.
-    pub(super) fn report_of(&self, root: u32, query: Query<'_>, place: WalkPlace, usable: u32) -> Report {
+    /// The report of a lookup that ended at `place` with `usable` pages, and the keys it had to make from there on.
+    pub(super) fn report_of(&self, root: u32, query: Query<'_>, place: WalkPlace, usable: u32) -> (Report, PageKeys) {
         let page = self.page();
         let n = query.tokens.len() as u64;
         let whole = n / page;
@@ -34,13 +34,14 @@ impl Cache {
             partial_page: n - whole * page,
             ..Misses::default()
         };
+        let mut made = PageKeys::new(self.tree.roots[root].key, p, Vec::new());
         let mut rest = whole - p;
         if rest > 0 {
             let parent = match p {
                 0 => self.tree.roots[root].key,
                 _ => *self.tree.slots.key(self.tree.slot_above(place.node, place.depth - 1)),
             };
-            let evicted = self.evicted_run(parent, query, place.depth, rest);
+            let evicted = self.evicted_run(parent, query, place.depth, rest, &mut made);
             misses.evicted = evicted * page;
             rest -= evicted;
             // Another sequence works on the pages right after its lease; those that were evicted before count as such.
@@ -54,17 +55,17 @@ impl Cache {
             misses.never_seen = rest * page - misses.capacity;
         }
         let matched = Match { full_kv_match: p * page, usable: q * page };
-        Report { prompt_tokens: n, matched, promised: q * page, delivered: q * page, misses, turn: 1 }
+        let report = Report { prompt_tokens: n, matched, promised: q * page, delivered: q * page, misses, turn: 1 };
+        (report, made)
     }
 
     /// Pages from `from` on that the ghosts remember. They were dropped deepest first, so that the first page that is
     /// not remembered ends the run.
-    fn evicted_run(&self, mut parent: [u8; 32], query: Query<'_>, from: u32, most: u64) -> u64 {
-        let size = self.config.page_size as usize;
+    fn evicted_run(&self, mut parent: [u8; 32], query: Query<'_>, from: u32, most: u64, made: &mut PageKeys) -> u64 {
         for i in 0..most {
             let page = u64::from(from) + i;
-            let tokens = &query.tokens[page as usize * size..][..size];
-            parent = page_key(&parent, tokens, page_spans(query.spans, page, size as u32));
+            parent = query.key(&parent, page, self.config.page_size);
+            made.push(parent);
             if self.tree.ghosts.dropped_ago(&parent).is_none() {
                 return i;
             }

@@ -2,7 +2,7 @@
 
 use super::{Cache, Report, SeqId};
 use crate::error::{Error, Result};
-use crate::key::{Key, Span};
+use crate::key::{Key, PageKeys, Span};
 use crate::policy::{Arrival, End, NIL, User};
 use crate::pool::{Full, Page, Reserved, Stamp, Swa};
 use crate::tree::{Cursor, Query, Tree};
@@ -90,6 +90,8 @@ pub(super) struct Seq {
     /// Boundary at which a BRANCH checkpoint is due, in pages; 0 for none.
     pub(super) branch: u32,
     pub(super) report: Report,
+    /// Keys of pages that it is going to publish, as far as they were made before.
+    pub(super) keys: PageKeys,
     /// What was known of it at `open`, and the deepest end of an earlier prompt that it computed again.
     pub(super) arrival: Arrival,
     pub(super) found: Option<(u32, End)>,
@@ -102,7 +104,7 @@ pub(super) struct Seq {
 
 impl Seq {
     pub(super) fn query(&self) -> Query<'_> {
-        Query { tokens: &self.tokens, spans: &self.spans }
+        Query { tokens: &self.tokens, spans: &self.spans, known: &self.keys }
     }
 
     /// Node at whose end the path lease sits.

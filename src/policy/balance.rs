@@ -112,7 +112,7 @@ mod tests {
         for by in [Group::Full, Group::Swa] {
             let mut b = Balance::default();
             // The way from a bad split gets shorter, down to eight drops a chunk.
-            assert_eq!([0; 4].map(|_| only(&mut b, by, 7.0)), [32, 16, 8, 8]);
+            assert_eq!([0; 5].map(|_| only(&mut b, by, 7.0)), [32, 32, 16, 8, 8]);
         }
     }
 
@@ -120,8 +120,8 @@ mod tests {
     fn chunks_that_go_back_and_forth_go_ever_more_slowly() {
         let mut b = Balance::default();
         let took = [Group::Full, Group::Swa, Group::Full, Group::Swa].map(|by| only(&mut b, by, 1.0));
-        assert_eq!(took, [32, 64, 64, 64].map(|n| n.min(took[3])));
-        assert!(took[1] > took[0] && took[3] == 64, "{took:?}");
+        // A price counts a little more before the mean has come up to it.
+        assert!(took[..2] == [32; 2] && took[2..].iter().all(|n| (56..=64).contains(n)), "{took:?}");
     }
 
     #[test]
@@ -157,7 +157,11 @@ mod tests {
         assert!(only(&mut b, Group::Swa, 1.0) < 2000);
         // Evidence that nobody acted on does not pile up.
         (0..10_000).for_each(|_| b.dropped(Group::Swa, 1.0, 1.0, 0.0));
-        assert!(only(&mut b, Group::Full, 1.0) < 400);
+        let back = (1..).find(|_| {
+            b.dropped(Group::Full, 1.0, 1.0, 0.0);
+            b.due(false) == Some(Group::Full)
+        });
+        assert!(back.is_some_and(|n| n < 400), "{back:?}");
     }
 
     #[test]

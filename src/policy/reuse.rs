@@ -183,9 +183,9 @@ fn chances(hazard: &[f32; BINS], horizon: f32) -> [f32; BINS] {
     let mut out = [0.0; BINS];
     for (first, out) in out.iter_mut().enumerate() {
         let (mut alive, mut time) = (1.0f32, 0.0f32);
-        for b in first..BINS {
+        for (b, &h) in hazard.iter().enumerate().skip(first) {
             let part = ((horizon - time) / width(b)).clamp(0.0, 1.0);
-            alive *= (1.0 - hazard[b]).powf(part);
+            alive *= (1.0 - h).powf(part);
             time += width(b);
             if part < 1.0 {
                 break;

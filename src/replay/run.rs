@@ -5,15 +5,18 @@ use crate::cache::{Cache, MAX_TOKENS, SeqId};
 use crate::error::{Error, Result};
 use crate::policy::{PolicyKind, Retention};
 use crate::replay::capacity::{Capacity, KvBytes, Pools};
-use crate::replay::split::{self, Carved, Split, SplitOutcome, Watch};
+use crate::replay::keys::KeyBook;
+use crate::replay::split::{self, Carved, Split, Watch};
 use crate::replay::tokens;
-use crate::replay::trace::{Header, Skipped, TraceReader, TraceRequest};
+use crate::replay::trace::{Skipped, TraceReader, TraceRequest};
 use std::path::Path;
 use std::time::Instant;
 
 pub mod explain;
+pub mod outcome;
 pub mod overlap;
 
+use outcome::{MAX_SAMPLES, Outcome, Progress, Sample, Totals};
 use overlap::{Clock, Service};
 
 /// Longest prefill chunk, in tokens.
@@ -50,121 +53,6 @@ pub struct Options {
     pub service: Option<Service>,
     /// Points in time that [`Outcome::samples`] shows, evenly spread over the requests; 0 for none.
     pub samples: u32,
-}
-
-/// What the first pass counted.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Totals {
-    /// Line 1 of the trace.
-    pub header: Header,
-    /// Requests.
-    pub requests: u64,
-    /// Prompt tokens in full blocks.
-    pub prompt_tokens: u64,
-    /// Prompt tokens after the last full block, which no rate counts.
-    pub partial_tokens: u64,
-    /// Tokens of distinct blocks.
-    pub unique_tokens: u64,
-    /// Lines that were passed over.
-    pub skipped: Skipped,
-}
-
-impl Totals {
-    /// Hit rate of an infinite cache: every block but the first of its id is a hit. 0 without prompt tokens.
-    pub fn ceiling(&self) -> f64 {
-        rate(self.prompt_tokens - self.unique_tokens, self.prompt_tokens)
-    }
-}
-
-/// How far a replay is.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Progress {
-    /// Requests done.
-    pub done: u64,
-    /// Requests in all.
-    pub total: u64,
-    /// Prompt tokens in full blocks so far.
-    pub prompt_tokens: u64,
-    /// Usable tokens so far.
-    pub hit_tokens: u64,
-}
-
-/// The state after some requests. Counts are from the start of the replay.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Sample {
-    /// Requests done.
-    pub requests: u64,
-    /// Arrival of the last of them, in milliseconds.
-    pub t_ms: u64,
-    /// Prompt tokens in full blocks.
-    pub prompt_tokens: u64,
-    /// Usable tokens.
-    pub hit_tokens: u64,
-    /// Tokens with full KV, usable or not.
-    pub full_kv_tokens: u64,
-    /// Why the rest missed.
-    pub misses: Misses,
-    /// Cached pages of the full pool now.
-    pub full_cached: u64,
-    /// Cached pages of the SWA pool now.
-    pub swa_cached: u64,
-    /// Checkpoints now.
-    pub checkpoints: u64,
-}
-
-/// Most samples of a replay.
-pub const MAX_SAMPLES: u32 = 1 << 16;
-
-/// What a replay found. With `hit_tokens` the misses sum to `totals.prompt_tokens`.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Outcome {
-    /// The first pass.
-    pub totals: Totals,
-    /// The pools that were used.
-    pub pools: Pools,
-    /// Usable tokens.
-    pub hit_tokens: u64,
-    /// Tokens with full KV, usable or not.
-    pub full_kv_tokens: u64,
-    /// Why the rest missed. `partial_page` is 0: partial blocks are outside.
-    pub misses: Misses,
-    /// Checkpoints at the end.
-    pub checkpoints: u64,
-    /// Full pages evicted.
-    pub full_evicted: u64,
-    /// Checkpoints evicted.
-    pub checkpoints_evicted: u64,
-    /// Where an adaptive split went.
-    pub split: Option<SplitOutcome>,
-    /// Wall time of the second pass.
-    pub seconds: f64,
-    /// The way there, in order; the last is the end.
-    pub samples: Vec<Sample>,
-    /// Most sequences that were open at once.
-    pub most_open: u64,
-    /// Virtual time that requests waited for room, in milliseconds.
-    pub waited_ms: u64,
-}
-
-impl Outcome {
-    /// Usable tokens over prompt tokens.
-    pub fn token_hit_rate(&self) -> f64 {
-        rate(self.hit_tokens, self.totals.prompt_tokens)
-    }
-
-    /// Tokens with full KV over prompt tokens; what a cache that ignored windows would claim.
-    pub fn full_kv_hit_rate(&self) -> f64 {
-        rate(self.full_kv_tokens, self.totals.prompt_tokens)
-    }
-
-    /// Requests over wall time of the second pass.
-    pub fn requests_per_second(&self) -> f64 {
-        self.totals.requests as f64 / self.seconds.max(1e-9)
-    }
-}
-
-fn rate(part: u64, whole: u64) -> f64 {
-    if whole == 0 { 0.0 } else { part as f64 / whole as f64 }
 }
 
 /// The first pass: reads all of a trace, checks its ids and counts.
@@ -273,7 +161,8 @@ fn begin(
         options.chunk,
         totals.unique_tokens,
     )?;
-    let engine = Engine::new(options, pools)?;
+    let pages = totals.unique_tokens / u64::from(options.page_size);
+    let engine = Engine::new(options, pools, KeyBook::new(pages, options.page_size, block / options.page_size))?;
     let mut reader = open()?.skip_bad(options.skip_bad);
     // What the first pass refused for its ids is not seen otherwise.
     if totals.skipped.ids > 0 {
@@ -304,6 +193,7 @@ fn check(options: &Options) -> Result<()> {
 /// A serving engine that computes nothing: it drives the core one request after another.
 struct Engine {
     cache: Cache,
+    keys: KeyBook,
     /// With it requests overlap.
     clock: Option<Clock>,
     page: u64,
@@ -321,7 +211,7 @@ struct Engine {
 }
 
 impl Engine {
-    fn new(options: &Options, pools: Pools) -> Result<Self> {
+    fn new(options: &Options, pools: Pools, keys: KeyBook) -> Result<Self> {
         let (page, chunk) = (u64::from(options.page_size), u64::from(options.chunk));
         let carved = match options.split {
             Split::Fixed => None,
@@ -350,6 +240,7 @@ impl Engine {
             if pools.swa_pages == 0 { 0 } else { (u64::from(options.kv.window) + chunk).div_ceil(page) + 2 };
         Ok(Engine {
             cache,
+            keys,
             clock: options.service.map(Clock::new).transpose()?,
             page,
             chunk,
@@ -407,11 +298,13 @@ impl Engine {
         if head == 0 {
             return Ok(());
         }
+        let mut waiting = self.cache.request(prompt, RequestOptions::default())?;
+        let keys = self.keys.keys(*waiting.root_key(), &request.blocks, waiting.tokens());
+        waiting.set_keys(keys);
         if self.clock.is_some() {
-            return self.serve_overlapping(request, prompt, head);
+            return self.serve_overlapping(request, waiting, head);
         }
         self.cache.set_now(request.t_ms);
-        let mut waiting = self.cache.request(prompt, RequestOptions::default())?;
         let seq = self.cache.open(&mut waiting, 0)?;
         let report = self.cache.report(seq)?;
         let mut at = self.cache.info(seq)?.committed;

@@ -3,7 +3,6 @@
 use super::node::{MAX_PAGES, MAX_RUNS, Node};
 use super::walk::Query;
 use super::{SwaMeta, Tree};
-use crate::key::{page_key, page_spans};
 use crate::policy::End;
 use crate::pool::{Computed, Full, Page, Swa};
 
@@ -49,7 +48,7 @@ impl Tree {
                 let slot = run.start + i;
                 let tokens = &query.tokens[page as usize * size..][..size];
                 self.slots.write(slot, tokens, query.spans, u64::from(page));
-                parent_key = page_key(&parent_key, tokens, page_spans(query.spans, u64::from(page), self.page));
+                parent_key = query.key(&parent_key, u64::from(page), self.page);
                 self.slots.set_key(slot, parent_key);
                 if learns && let Some(end) = self.history.end_at(&parent_key) {
                     found = Some((page + 1, end));

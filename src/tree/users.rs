@@ -4,7 +4,6 @@
 use super::Tree;
 use super::checkpoint::Checkpoint;
 use super::walk::Query;
-use crate::key::{page_key, page_spans};
 use crate::policy::{Arrival, End, NIL, Standing, User, class, kind};
 
 /// Nodes looked at for the turn above a place.
@@ -105,16 +104,14 @@ impl Tree {
 
     /// A request computes `pages` pages again that had been evicted shortly before, from the end of `node` on.
     pub(crate) fn came_back(&mut self, node: u32, query: Query<'_>, from: u32, pages: u32) {
-        let size = self.page as usize;
-        let Some(tokens) = query.tokens.get(from as usize * size..(from as usize + 1) * size).filter(|_| pages > 0)
-        else {
+        if pages == 0 || query.tokens.len() < (from as usize + 1) * self.page as usize {
             return;
-        };
+        }
         let parent = match self.nodes[node].last_slot() {
             NIL => self.roots[self.nodes[node].root].key,
             slot => *self.slots.key(slot),
         };
-        let key = page_key(&parent, tokens, page_spans(query.spans, u64::from(from), self.page));
+        let key = query.key(&parent, u64::from(from), self.page);
         if let Some(mark) = self.ghosts.mark(&key) {
             self.order.came_back(mark, pages);
         }

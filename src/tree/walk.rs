@@ -3,7 +3,8 @@
 use super::Tree;
 use super::ahead::{Ahead, Lead};
 use super::slots::Run;
-use crate::key::Span;
+use crate::cache::types::PageKey;
+use crate::key::{NO_KEYS, PageKeys, Span, page_key, page_spans};
 use crate::policy::NIL;
 use smallvec::SmallVec;
 
@@ -14,6 +15,26 @@ pub struct Query<'a> {
     pub tokens: &'a [u32],
     /// Multimodal spans, sorted.
     pub spans: &'a [Span],
+    /// Keys of its pages that were made already.
+    pub known: &'a PageKeys,
+}
+
+impl<'a> Query<'a> {
+    /// A prompt of which no key is known.
+    pub fn new(tokens: &'a [u32], spans: &'a [Span]) -> Self {
+        Query { tokens, spans, known: &NO_KEYS }
+    }
+
+    /// Key of page `page` of `size` tokens, below the key of the page before it.
+    pub fn key(&self, parent: &PageKey, page: u64, size: u32) -> PageKey {
+        let made = || {
+            let tokens = &self.tokens[page as usize * size as usize..][..size as usize];
+            page_key(parent, tokens, page_spans(self.spans, page, size))
+        };
+        let known = self.known.get(page);
+        debug_assert!(known.is_none_or(|k| *k == made()), "the known key of page {page} is another one");
+        known.copied().unwrap_or_else(made)
+    }
 }
 
 /// A place in the tree: the end of page `offset` of `node`.

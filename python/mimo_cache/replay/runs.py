@@ -21,9 +21,9 @@ def replay(trace: str | os.PathLike[str], optimum: bool = False, **options: Any)
 
     Options: `model` (a preset), `capacity` (`"2M"` tokens of the full pool, `"40GiB"`, `"1%"`), `swa_share` (part of
     the bytes for SWA pages), `split` (`"fixed"`, or `"adaptive"`: the share is only the start), `retention`,
-    `policy`, `page_size`, `chunk` (tokens), `seed`, `skip_bad` (count bad lines and go on), `samples` (points in time of
-    the result's `samples`), `progress(done, total, prompt_tokens, hit_tokens)`. With `optimum` the result has the key of
-    that name, see `beside`. Raises `TraceError` with the line, `InvalidArgument`, or `OSError`.
+    `policy`, `page_size`, `chunk` (tokens), `seed`, `skip_bad` (count bad lines and go on), `samples` (points in time
+    of the result's `samples`), `progress(done, total, prompt_tokens, hit_tokens)`. With `optimum` the result has the
+    key of that name, see `beside`. Raises `TraceError` with the line, `InvalidArgument`, or `OSError`.
     """
     result = _core.replay(trace, **options)
     if optimum:

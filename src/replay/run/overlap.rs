@@ -6,8 +6,7 @@
 //! clock is read and nothing is drawn by chance.
 
 use super::Engine;
-use crate::cache::SeqId;
-use crate::cache::types::RequestOptions;
+use crate::cache::{Request, SeqId};
 use crate::error::{Error, Result};
 use crate::replay::trace::TraceRequest;
 use std::cmp::Reverse;
@@ -86,11 +85,10 @@ fn micros(tokens: u64, rate: f64) -> u64 {
 
 impl Engine {
     /// One request: everything that is due before its arrival, then its opening.
-    pub(super) fn serve_overlapping(&mut self, request: &TraceRequest, prompt: Vec<u32>, head: u64) -> Result<()> {
+    pub(super) fn serve_overlapping(&mut self, request: &TraceRequest, mut waiting: Request, head: u64) -> Result<()> {
         let arrival = request.t_ms.min(1 << 53).saturating_mul(1000);
         self.run_until(arrival)?;
         self.move_to(arrival);
-        let mut waiting = self.cache.request(prompt, RequestOptions::default())?;
         let seq = loop {
             let full = self.clock_mut().count() >= MAX_OPEN;
             let result = if full { None } else { Some(self.cache.open(&mut waiting, 0)) };
