@@ -31,7 +31,7 @@ fn run(setup: Setup, ops: Vec<Op>) {
 }
 
 proptest! {
-    #![proptest_config(cases(2000))]
+    #![proptest_config(cases(1200))]
 
     /// Every shape of region, every operation.
     #[test]
@@ -57,10 +57,15 @@ fn random_worlds_move_chunks() {
         let [a, b] = [bytes(0), bytes(1)];
         let layout = [a[0], a[1], a[2], a[3], a[4], a[5], a[6], a[7], b[0], b[1]];
         let setup = Setup::decode_region(layout, [b[2], b[3], b[4]]);
+        // Some worlds are left to themselves, and live until they have something to go by.
+        let alone = seed % 10 == 0;
         let adaptive = setup.region.as_ref().is_some_and(|r| r.adaptive);
         let mut world = World::new(setup);
-        for n in 0..60 {
+        for n in 0..if alone && adaptive { 600 } else { 60 } {
             let op = Op::decode_region(*bytes(2 + n).first_chunk().expect("six of eight bytes"));
+            if alone && matches!(op, Op::Reassign { .. }) {
+                continue;
+            }
             let before = world.cache.stats().split;
             world.apply(op);
             let after = world.cache.stats().split;

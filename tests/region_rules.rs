@@ -75,7 +75,7 @@ fn a_chunk_is_given_when_the_move_of_its_copies_is_done() {
 
 #[test]
 fn what_is_leased_or_private_stays_until_it_is_let_go() {
-    let mut w = World::new(setup(14, 6));
+    let mut w = World::new(setup(18, 6));
     let prompt = words(1, 12);
     w.turn(&prompt, 0);
     let (reader, report) = w.start(&join(&[&prompt, &words(2, 1)]), 4);
@@ -99,7 +99,7 @@ fn what_is_leased_or_private_stays_until_it_is_let_go() {
 
 #[test]
 fn forks_and_parked_sequences_keep_what_they_hold() {
-    let mut w = World::new(setup(16, 7));
+    let mut w = World::new(setup(20, 7));
     let (i, _) = w.start(&words(1, 11), 8);
     w.prefill(i, 4);
     w.apply(Op::Fork { seq: 0, m: 1, credit: 4 });
@@ -249,7 +249,7 @@ impl Driver {
 
 #[test]
 fn a_chunk_that_is_held_for_long_stays() {
-    let mut d = Driver::new(&setup(14, 6));
+    let mut d = Driver::new(&setup(18, 6));
     d.serve(&words(1, 12));
     let reader = d.open(&join(&[&words(1, 12), &words(2, 1)]));
     assert!(d.cache.reassign(Group::Swa, Some(0)).expect("a chunk"));

@@ -6,22 +6,22 @@
 //! for, for each byte that the pool wanted; the other pool's price was nothing. A byte belongs where prices are higher.
 //!
 //! Every drop adds its price to the evidence for its pool, as a part of the highest price of late, and for as much of a
-//! chunk as everything that it made worthless, but at most a 32nd, so that a few large prompts decide nothing. When
+//! chunk as everything that it made worthless, but at most a 64th, so that a few large prompts decide nothing. When
 //! one pool's evidence exceeds the other's by the *patience*, in chunks, it is due a chunk, and evidence is gathered anew.
 //! Patience halves with every further chunk for the same pool, which makes the way from a bad split short, and doubles when
 //! chunks go back and forth, which is what they do around the best split. So a chunk changes pools for at least a quarter
-//! of a chunk that was dropped, and for no less than eight drops; nothing here depends on a clock.
+//! of a chunk that was dropped, and for no less than 16 drops; nothing here depends on a clock.
 
 use crate::cache::types::Group;
 
 /// Most of a chunk that one drop speaks for.
-const MOST_OF_CHUNK: f32 = 1.0 / 32.0;
+const MOST_OF_CHUNK: f32 = 1.0 / 64.0;
 /// Drops of a pool over which its price is averaged.
 const MEAN: f32 = 16.0;
 /// What is left of a pool's price with every drop of the other one.
 const FADE: f32 = 1.0 - 1.0 / 64.0;
 /// Least and most patience, in chunks; in between at first.
-const PATIENCE: (f32, f32) = (0.25, 2.0);
+const PATIENCE: (f32, f32) = (0.25, 4.0);
 /// Evidence for a chunk that nobody has used yet: nothing has to be moved for it.
 const FRESH: f32 = 0.125;
 
@@ -76,7 +76,7 @@ impl Balance {
         let (least, most) = PATIENCE;
         self.patience = match self.last {
             Some(last) if last == to => (self.patience / 2.0).max(least),
-            Some(_) => (self.patience * 2.0).clamp(1.0, most),
+            Some(_) => (self.patience * 2.0).clamp(2.0, most),
             None => self.patience,
         };
         self.last = Some(to);
@@ -111,17 +111,18 @@ mod tests {
     fn the_pool_that_drops_first_is_due_a_chunk() {
         for by in [Group::Full, Group::Swa] {
             let mut b = Balance::default();
-            // The way from a bad split gets shorter, down to eight drops a chunk.
-            assert_eq!([0; 5].map(|_| only(&mut b, by, 7.0)), [32, 32, 16, 8, 8]);
+            // The way from a bad split gets shorter, down to 16 drops a chunk.
+            assert_eq!([0; 5].map(|_| only(&mut b, by, 7.0)), [64, 64, 32, 16, 16]);
         }
     }
 
     #[test]
     fn chunks_that_go_back_and_forth_go_ever_more_slowly() {
         let mut b = Balance::default();
-        let took = [Group::Full, Group::Swa, Group::Full, Group::Swa].map(|by| only(&mut b, by, 1.0));
+        let took = [Group::Full, Group::Swa, Group::Full, Group::Swa, Group::Full].map(|by| only(&mut b, by, 1.0));
         // A price counts a little more before the mean has come up to it.
-        assert!(took[..2] == [32; 2] && took[2..].iter().all(|n| (56..=64).contains(n)), "{took:?}");
+        let most = [64, 64, 128, 256, 256];
+        assert!(took.iter().zip(most).all(|(&n, most)| (most * 7 / 8..=most).contains(&n)), "{took:?}");
     }
 
     #[test]
@@ -144,7 +145,7 @@ mod tests {
         let mut b = Balance::default();
         (0..100).for_each(|_| b.dropped(Group::Swa, 1.0, 1.0, 50.0));
         assert_eq!((b.due(false), b.due(true)), (None, None));
-        (0..300).for_each(|_| b.dropped(Group::Swa, 1.0, 1.0, 50.0));
+        (0..500).for_each(|_| b.dropped(Group::Swa, 1.0, 1.0, 50.0));
         assert_eq!((b.due(false), b.due(true)), (None, Some(Group::Swa)));
         b.restart();
         assert_eq!(b.due(true), None);
@@ -161,7 +162,7 @@ mod tests {
             b.dropped(Group::Full, 1.0, 1.0, 0.0);
             b.due(false) == Some(Group::Full)
         });
-        assert!(back.is_some_and(|n| n < 400), "{back:?}");
+        assert!(back.is_some_and(|n| n < 1200), "{back:?}");
     }
 
     #[test]
