@@ -117,7 +117,7 @@ def test_best_split_of_a_model_with_one_group(capsys: pytest.CaptureFixture[str]
 def test_an_adaptive_split_says_where_it_went(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     # Long prompts that come back three times each, and far too many SWA pages at the start.
     size = {"block_size": 64}
-    lines = [{"t": n, "s": n % 40, "i": 6400, "o": 1, "h": [[n % 40 * 100, 100]]} for n in range(120)]
+    lines = [{"t": n, "s": n % 40, "i": 6400, "o": 1, "h": [[n % 40 * 100, 100]]} for n in range(240)]
     path = write(tmp_path / "long.jsonl", [size, *lines])
     words = ["replay", path, "--capacity", "14GiB", "--swa-share", "0.6"]
     code, out, _ = run(capsys, *words, "--split", "adaptive", "--json")
@@ -163,7 +163,10 @@ def test_a_header_that_promises_more_is_a_warning(capsys: pytest.CaptureFixture[
         (["replay", "TRACE", "--split", "both"], "both"),
         (["replay", "TRACE", "--split", "adaptive", "--best-split"], "allowed is 'fixed' with --best-split"),
         (["replay", "--suite", "FOLDER", "--split", "adaptive"], "allowed is 'fixed' with --suite"),
-        (["replay", "TRACE", "--split", "adaptive", "--model", "uniform"], "for a model with one group"),
+        (
+            ["replay", "TRACE", "--split", "adaptive", "--model", "uniform", "--capacity", "2M"],
+            "for a model with one group",
+        ),
         (["replay", "TRACE", "--model", "gpt-9"], "gpt-9"),
         (["replay", "TRACE", "--model", "uniform", "--swa-share", "0.2"], "0 for a model without an SWA group"),
         (["replay", "TRACE", "--retention", "all"], "retention"),

@@ -15,7 +15,7 @@ from hypothesis.stateful import initialize, invariant, rule, run_state_machine_a
 import mimo_cache
 from engine import HEADS, ROW, Engine, Rows
 from helpers import Steps, plain, refused, tables
-from mimo_cache import Geometry, InvalidArgument, PrefixCache, Region
+from mimo_cache import Geometry, InvalidArgument, PrefixCache, Region, _core
 from reference import Layout
 from test_state_machine import Machine
 from world import RETENTION, SMALL, Prompt
@@ -200,6 +200,7 @@ class Shared(Layout):
             n_mtp=self.n_mtp,
             scratch_pages=self.scratch_pages,
             retention=self.retention,
+            policy=self.policy,
             events=self.events,
             ghosts=self.ghosts,
             region=self.region,
@@ -268,8 +269,9 @@ def shared_layouts(draw: st.DrawFn) -> Shared:
     }
     scratch = draw(st.sampled_from([0, 1, 4]))
     quota = Layout(**sizes, drafts=0, full_pages=0, swa_pages=0, scratch_pages=0).quota
+    checkpoint = -(-sizes["window"] // sizes["page_size"]) + 1
     full, swa = draw(st.integers(1, 6)), draw(st.integers(1, 4))
-    swa_chunks, full_chunks = -(-(quota + scratch) // swa), -(-draw(st.integers(3, 20)) // full)
+    swa_chunks, full_chunks = -(-(quota + checkpoint + scratch) // swa), -(-draw(st.integers(3, 20)) // full)
     more = draw(st.integers(1, 4))
     r = Region(
         chunks=swa_chunks + full_chunks + more,
@@ -286,6 +288,7 @@ def shared_layouts(draw: st.DrawFn) -> Shared:
         swa_pages=r.chunks * swa,
         scratch_pages=scratch,
         retention=draw(st.sampled_from(RETENTION)),
+        policy=draw(st.sampled_from(_core.POLICIES)),
         events=draw(st.sampled_from([4096, 4096, 0])),
         ghosts=draw(st.sampled_from([0, 64])),
         alphabet=draw(st.sampled_from([2, 3, 50])),
