@@ -30,8 +30,8 @@ const MAX_TTL: f64 = 1e9;
 /// - `events`: keys the event ring holds; 0 turns events off. `ghosts`: dropped pages that are remembered to explain
 ///   misses, default 2 * full_pages. `max_pinned_pages`: full pages under a pin at once, default full_pages / 4.
 /// - `seed`: of the hash tables. `weights`: version of the model's weights, part of every namespace.
-/// - `region`: both pools in one memory whose chunks change between them; then `full_pages` and `swa_pages` are left out,
-///   and read as the ids of all chunks.
+/// - `region`: both pools in one memory whose chunks change between them; then `full_pages` and `swa_pages` are left
+///   out, and read as the ids of all chunks.
 #[pyclass(frozen, weakref, name = "PrefixCache", module = "mimo_cache")]
 pub(super) struct PyPrefixCache {
     pub(super) handle: Handle,
@@ -362,9 +362,9 @@ impl PyPrefixCache {
         self.handle.call(py, 0, |cache| cache.move_done(id))
     }
 
-    /// Begins to give a chunk of the region to the pool `to`, "full" or "swa": this one, or the one with the fewest pages
-    /// in use. `False` when one changes already, or when the other pool could not keep its promises, would get smaller
-    /// than its least, or was fuller of late.
+    /// Begins to give a chunk of the region to the pool `to`: this one, or the one with the fewest pages in use.
+    /// `False` when one changes already, or when the other pool could not keep its promises, would get smaller than its
+    /// least, or was fuller of late.
     #[pyo3(signature = (to, chunk=None))]
     fn reassign(&self, py: Python<'_>, to: &Bound<'_, PyAny>, chunk: Option<&Bound<'_, PyAny>>) -> PyResult<bool> {
         let to = region::group(to, "to")?;

@@ -15,8 +15,8 @@ const CHUNKS: u64 = 64;
 /// Largest region, in bytes.
 const MAX_BYTES: u64 = 1 << 50;
 
-/// One memory region that both pools live in, chunk by chunk: a chunk holds `full_pages` full pages or `swa_pages` SWA
-/// pages and belongs to one pool at a time.
+/// One memory region that both pools live in, chunk by chunk: a chunk holds `full_pages` full pages or `swa_pages`
+/// SWA pages and belongs to one pool at a time.
 ///
 /// Page `id` of a pool with n pages a chunk is page `(id - 1) % n` of chunk `(id - 1) // n`. With pages at even strides
 /// (see `layout`) each pool is one strided view over the whole region; page 0 lies before it.
@@ -62,8 +62,8 @@ impl PyRegion {
         region.checked(0).map(PyRegion).map_err(|error| to_py(py, error))
     }
 
-    /// The region of `size` bytes on the rank of `geometry`, with the chunk of at most `chunk_bytes` (default: a 64th of
-    /// the region, at least a page) that wastes least.
+    /// The region of `size` bytes on the rank of `geometry`, with the chunk of at most `chunk_bytes` (default: a
+    /// 64th of the region, at least a page) that wastes least.
     ///
     /// `swa_share` of the bytes, beside those of `scratch_pages` SWA pages, go to the SWA pool at the start. `align` is
     /// what strides are multiples of, in bytes.
@@ -113,9 +113,9 @@ impl PyRegion {
         made.map(PyRegion).map_err(|error| to_py(py, error))
     }
 
-    /// How pages lie in a chunk on the rank of `geometry`: (bytes of a chunk, bytes from one full page to the next, bytes
-    /// from one SWA page to the next, unused part of a chunk from 0 to 1). Ranks whose pages have other sizes have other
-    /// strides and the same page ids.
+    /// How pages lie in a chunk on the rank of `geometry`: (bytes of a chunk, bytes from one full page to the next,
+    /// bytes from one SWA page to the next, unused part of a chunk from 0 to 1). Ranks whose pages have other sizes
+    /// have other strides and the same page ids.
     #[pyo3(signature = (geometry, align=None), text_signature = "($self, geometry, align=256)")]
     fn layout(&self, geometry: &Bound<'_, PyAny>, align: Option<&Bound<'_, PyAny>>) -> PyResult<(u64, u64, u64, f64)> {
         let (full, swa) = page_bytes(geometry)?;

@@ -136,7 +136,8 @@ pub(super) fn released<T: Send>(
 ///
 /// `progress(done, total, prompt_tokens, hit_tokens)` is called about ten times a second; what it raises ends the
 /// replay and is raised here, and so is the exception of a signal handler. `swa_share=None`: 0 for a model without an
-/// SWA group, else 0.1. With `split="adaptive"` it is only the start, and the key `split` says where chunks went.
+/// SWA group, else 0.1. With `split="adaptive"` it is only the start, the memory is cut into about
+/// `split_chunks` chunks (2 to 2,048; small pools have fewer), and the key `split` says where they went.
 /// `skip_bad`: lines that cannot be used are counted and passed over. `samples`: points in time of the result's
 /// `samples`. With `prefill_rate` (tokens per second) requests overlap, and each stays open until its
 /// output has come at `decode_rate`.
