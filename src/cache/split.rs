@@ -82,7 +82,7 @@ pub(super) struct Split {
     stats: SplitStats,
 }
 
-/// How a region is split, and what its chunks are worth.
+/// How a region is split, and what changed so far.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct SplitStats {
     /// Chunks of the full pool, one that drains included. 0 without a region, as everything here.
