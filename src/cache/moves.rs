@@ -52,13 +52,16 @@ impl Cache {
 
     /// Takes the pending copies to run outside a step. Pages at both ends stay until [`Self::move_done`].
     pub fn take_copies(&mut self) -> Option<(u64, Plan)> {
-        let moved = self.move_pages(Until::Move(self.tree.fence.next_move()));
+        // It runs from here on: room for one page may be what another one has just been moved to.
+        let id = self.tree.fence.start_move(MoveBucket::default());
+        let moved = self.move_pages(Until::Move(id));
         if self.pending.is_empty() && moved.copies.is_empty() {
+            self.tree.fence.cancel_move();
             self.settle();
             return None;
         }
         let mut plan = Plan { copies: moved.copies, rebuilds: std::mem::take(&mut self.rebuilds) };
-        let mut bucket = MoveBucket::default();
+        let bucket = self.tree.fence.move_bucket(id).expect("started above");
         bucket.full.extend(moved.full.into_iter().map(|page| (page, NONE, Vec::new())));
         bucket.swa.extend(moved.swa.into_iter().map(|page| (page, NONE, Vec::new())));
         for p in std::mem::take(&mut self.pending) {
@@ -69,7 +72,6 @@ impl Cache {
         bucket.seqs.sort_unstable();
         bucket.seqs.dedup();
         let owners = bucket.seqs.clone();
-        let id = self.tree.fence.start_move(bucket);
         for (index, generation) in owners {
             if let Some(seq) = self.seqs.get_mut(index).filter(|s| s.generation == generation) {
                 seq.moves.push(id);

@@ -118,16 +118,17 @@ impl Fence {
         &mut self.running[i]
     }
 
-    /// The number that the next move will have.
-    pub fn next_move(&self) -> u64 {
-        self.next_move + 1
-    }
-
     /// Starts a move.
     pub fn start_move(&mut self, bucket: MoveBucket) -> u64 {
         self.next_move += 1;
         self.moves.insert(self.next_move, bucket);
         self.next_move
+    }
+
+    /// Takes back the move that was started last, which nobody was told of and nothing waits for.
+    pub fn cancel_move(&mut self) {
+        self.moves.remove(&self.next_move);
+        self.next_move -= 1;
     }
 
     /// Ends a move and returns what waited for it.
