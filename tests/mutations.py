@@ -406,13 +406,6 @@ MUTATIONS: tuple[Mutation, ...] = (
         "(Group::Full, left, least.max(held.min(1)), 0)",
         "region",
     ),
-    Mutation(
-        "copies out of a chunk take promised pages",
-        "src/cache/split.rs",
-        "tree.evictable_full() <= self.promised {",
-        "tree.evictable_full() == 0 {",
-        "region",
-    ),
 )
 
 
