@@ -224,14 +224,14 @@ impl Cache {
         tree.history.arrive(tree.now);
         let query = self.seqs[index].query();
         let evicted = (self.seqs[index].report.misses.evicted / page) as u32;
-        tree.came_back(node, query, p, evicted);
+        let back = p + tree.came_back(node, query, p, evicted);
         let arrival = tree.arrival(node, p);
         let prompt_end = self.seqs[index].prompt_end;
         let turn = if q > 0 { tree.refresh(node, q, prompt_end) } else { 0 };
         let seq = &mut self.seqs[index];
         (seq.root, seq.lease, seq.leased, seq.published) = (root, slot, p, q);
         (seq.arrival, seq.found, seq.settled) = (arrival, None, false);
-        seq.back = p + evicted;
+        seq.back = back;
         seq.user = tree.history.user(&arrival, seq.prompt_end, tree.page);
         if tree.has_full {
             let total = (seq.tokens.len() as u64 + credit).div_ceil(page);
@@ -335,5 +335,56 @@ impl Tree {
             at = n.parent;
             upto = self.nodes[at].len;
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cache::{CacheConfig, RequestOptions};
+    use crate::policy::{PolicyKind, Retention};
+
+    /// Opens and computes a prompt of two pages and a token, whose known keys are of the given namespace, and of nothing
+    /// that was ever hashed. To use one of them is an assertion's fault.
+    fn serve_with_false_keys(clear: bool) {
+        let mut cache = Cache::new(CacheConfig {
+            page_size: 4,
+            window: 0,
+            n_mtp: 0,
+            full_pages: 8,
+            swa_pages: 0,
+            scratch_pages: 0,
+            retention: Retention::default(),
+            policy: PolicyKind::Lru,
+            event_capacity: 0,
+            ghost_pages: 0,
+            fingerprint: [0; 32],
+            seed: 0,
+            max_pinned_pages: 0,
+        })
+        .expect("a valid layout");
+        let mut request = cache.request((0..9).collect(), RequestOptions::default()).expect("a valid prompt");
+        request.set_keys(PageKeys::new(*request.root_key(), 0, vec![[9; 32]; 2]));
+        if clear {
+            cache.clear(None);
+        }
+        let seq = cache.open(&mut request, 0).expect("room for it");
+        cache.reserve(seq, 9).expect("room for it");
+        cache.commit(seq, 9, &[]).expect("a valid commit");
+        cache.finish(seq).expect("an open sequence");
+        let found = cache.match_tokens(&(0..9).collect::<Vec<_>>(), &Key::default(), &[]).expect("a valid prompt");
+        assert_eq!(found.usable, 8);
+    }
+
+    #[test]
+    fn keys_of_another_namespace_are_not_used() {
+        serve_with_false_keys(true);
+    }
+
+    #[test]
+    #[cfg(debug_assertions)]
+    #[should_panic(expected = "the known key of page 0 is another one")]
+    fn known_keys_are_used() {
+        serve_with_false_keys(false);
     }
 }

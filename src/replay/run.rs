@@ -23,8 +23,9 @@ use overlap::{Clock, Service};
 pub const MAX_CHUNK: u32 = 1 << 24;
 /// Requests between two calls of the progress function.
 const PROGRESS_EVERY: u64 = 64;
-/// Most dropped pages that the core remembers.
-const MAX_GHOSTS: u32 = 1 << 28;
+/// Fewest and most dropped pages that the core remembers, to tell evicted from never seen: in a pool that thrashes a
+/// single request drops as many pages as are cached.
+const GHOSTS: (u32, u32) = (1 << 20, 1 << 28);
 
 /// What to replay a trace through.
 #[derive(Debug, Clone)]
@@ -229,7 +230,7 @@ impl Engine {
             retention: options.retention.clone(),
             policy: options.policy,
             event_capacity: 0,
-            ghost_pages: pools.full_pages.saturating_mul(2).min(MAX_GHOSTS),
+            ghost_pages: pools.full_pages.saturating_mul(2).clamp(GHOSTS.0, GHOSTS.1),
             fingerprint: [0; 32],
             seed: options.seed,
             max_pinned_pages: 0,

@@ -102,19 +102,26 @@ impl Tree {
         0
     }
 
-    /// A request computes `pages` pages again that had been evicted shortly before, from the end of `node` on.
-    pub(crate) fn came_back(&mut self, node: u32, query: Query<'_>, from: u32, pages: u32) {
+    /// A request computes `pages` pages again that had been evicted, from the end of `node` on. Returns `pages` when that
+    /// was shortly before, else 0: policies go by what a cache twice as large would still have, however much longer the
+    /// ghosts remember.
+    pub(crate) fn came_back(&mut self, node: u32, query: Query<'_>, from: u32, pages: u32) -> u32 {
         if pages == 0 || query.tokens.len() < (from as usize + 1) * self.page as usize {
-            return;
+            return 0;
         }
         let parent = match self.nodes[node].last_slot() {
             NIL => self.roots[self.nodes[node].root].key,
             slot => *self.slots.key(slot),
         };
         let key = query.key(&parent, u64::from(from), self.page);
+        let recent = self.full.total().saturating_mul(2);
+        if self.ghosts.dropped_ago(&key).is_none_or(|ago| ago > recent) {
+            return 0;
+        }
         if let Some(mark) = self.ghosts.mark(&key) {
             self.order.came_back(mark, pages);
         }
+        pages
     }
 
     /// New nodes that end at or above `node` hold pages that came back, up to boundary `back`.

@@ -79,8 +79,8 @@ def test_one_pool_equals_a_slow_cache(tmp_path: Path, policy: str, prompts: list
 AGAINST_LRU = {
     "lru": (-0.005, -0.001, 0.003),
     "arc": (-0.06, 0.02, 0.2),
-    "s3fifo": (-0.06, 0.02, 0.2),
-    "turn_hazard": (-0.02, 0.05, 0.2),
+    "s3fifo": (-0.08, 0.02, 0.2),
+    "turn_hazard": (-0.02, 0.03, 0.2),
     "hit_density": (-0.02, 0.05, 0.2),
 }
 """Hit rates against a slow LRU in small caches: the least worst difference, the least mean, the highest mean."""
