@@ -361,6 +361,7 @@ mod tests {
             fingerprint: [0; 32],
             seed: 0,
             max_pinned_pages: 0,
+            region: None,
         })
         .expect("a valid layout");
         let mut request = cache.request((0..9).collect(), RequestOptions::default()).expect("a valid prompt");
