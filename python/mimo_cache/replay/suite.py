@@ -152,8 +152,8 @@ def _row(
 
 
 def _replay(path: Path, given: dict[str, Any], few: bool) -> dict[str, Any]:
-    """With the given split, or the best there is for this policy. In a small trace, one of `few` requests, a pool has a few
-    dozen pages, each of which counts, and looking costs little."""
+    """With the given split, or the best there is for this policy. In a small trace, one of `few` requests, a pool has a
+    few dozen pages, each of which counts, and looking costs little."""
     if "swa_share" in given or given["model"] == "uniform":
         return replay(path, **given)
     return best_split(path, refine=5 if few else 1, **given)
