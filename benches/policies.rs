@@ -6,7 +6,7 @@
 //! With `--json` every replay is a line added to FILE, as soon as it is done.
 
 use mimo_cache::policy::{PolicyKind, Retention};
-use mimo_cache::replay::{Capacity, KvBytes, Options, run};
+use mimo_cache::replay::{Capacity, KvBytes, Options, Split, run};
 use std::io::Write;
 use std::path::Path;
 
@@ -66,6 +66,7 @@ fn main() {
                             kv,
                             capacity: Capacity::Share(cap / 100.0),
                             swa_share: share,
+                            split: Split::Fixed,
                             retention,
                             policy: *policy,
                             page_size: page,

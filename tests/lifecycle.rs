@@ -19,6 +19,7 @@ fn config() -> CacheConfig {
         fingerprint: [7; 32],
         seed: 1,
         max_pinned_pages: 16,
+        region: None,
     }
 }
 

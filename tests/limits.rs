@@ -21,6 +21,7 @@ fn config(full_pages: u32, swa_pages: u32) -> CacheConfig {
         fingerprint: [0; 32],
         seed: 1,
         max_pinned_pages: full_pages,
+        region: None,
     }
 }
 

@@ -21,7 +21,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 WORK = ROOT / "target" / "mutations"
-SUITE = ("peer_faults", "rules", "findings", "state_machine", "bad_input", "policies")
+SUITE = ("peer_faults", "rules", "findings", "state_machine", "bad_input", "policies", "region", "region_rules")
 TIMEOUT_S = 900
 
 
@@ -448,6 +448,34 @@ MUTATIONS: tuple[Mutation, ...] = (
         "found = Some((page + 1, end));",
         "let _ = end;",
         "policies",
+    ),
+    Mutation(
+        "a chunk changes pools one page early",
+        "src/cache/split.rs",
+        "        if left > 0 {\n            return;",
+        "        if left > 1 {\n            return;",
+        "region",
+    ),
+    Mutation(
+        "a copy's target is free before the copy ran",
+        "src/tree/relocate.rs",
+        "let landing = self.landing.full.remove(&page.id());",
+        "let landing = self.landing.full.remove(&page.id()).filter(|_| false);",
+        "region",
+    ),
+    Mutation(
+        "an SWA page moves without its MTP record",
+        "src/tree/relocate.rs",
+        "        self.set_record(new, &record);\n",
+        "        self.set_record(new, &record[..record.len() / 2]);\n",
+        "region",
+    ),
+    Mutation(
+        "a chunk drains although it was promised",
+        "src/cache/split.rs",
+        "(Group::Full, left, least.max(held).max(split.full_peak.get()), 0)",
+        "(Group::Full, left, least.max(held.min(1)), 0)",
+        "region",
     ),
 )
 

@@ -37,6 +37,7 @@ impl Server {
             fingerprint: [3; 32],
             seed: 5,
             max_pinned_pages: 0,
+            region: None,
         });
         Server { cache: cache.expect("a valid layout"), step: 0, ms: 0 }
     }

@@ -28,6 +28,7 @@ pub fn config(full: usize, swa: usize) -> CacheConfig {
         fingerprint: [7; 32],
         seed: 0,
         max_pinned_pages: full as u32 / 10,
+        region: None,
     }
 }
 

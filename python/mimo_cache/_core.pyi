@@ -516,7 +516,7 @@ class PoolStats:
 
     @property
     def total(self) -> int:
-        """Usable ids, without the null page."""
+        """Pages there are, without the null page; of a chunk that drains those that are not withdrawn yet."""
     @property
     def free(self) -> int:
         """On the free list."""
@@ -543,6 +543,41 @@ class PoolStats:
     def __eq__(self, other: object, /) -> bool: ...
 
 @final
+class SplitStats:
+    """How a region is split between the pools. All zero without a region."""
+
+    @property
+    def draining(self) -> Literal["full", "swa"] | None:
+        """The pool that gives a chunk up just now."""
+    @property
+    def full_chunks(self) -> int:
+        """Chunks of the full pool, one that drains included."""
+    @property
+    def swa_chunks(self) -> int:
+        """Chunks of the SWA pool likewise."""
+    @property
+    def draining_pages(self) -> int:
+        """Pages of the chunk that drains that are not withdrawn yet."""
+    @property
+    def to_full(self) -> int:
+        """Chunks that the full pool got so far."""
+    @property
+    def to_swa(self) -> int:
+        """Chunks that the SWA pool got so far."""
+    @property
+    def kept(self) -> int:
+        """Chunks that did not become empty and stayed where they were."""
+    @property
+    def full_relocated(self) -> int:
+        """Full pages copied out of chunks."""
+    @property
+    def swa_relocated(self) -> int:
+        """SWA pages copied out of chunks."""
+    def as_dict(self) -> dict[str, Any]:
+        """All numbers by name, nested ones as dicts."""
+    def __eq__(self, other: object, /) -> bool: ...
+
+@final
 class Stats:
     """Counters since the start, and the state now."""
 
@@ -552,6 +587,9 @@ class Stats:
     @property
     def swa(self) -> PoolStats:
         """The SWA pool."""
+    @property
+    def split(self) -> SplitStats:
+        """How the region is split."""
     @property
     def misses(self) -> dict[str, int]:
         """Prompt tokens that missed, by cause, over all opens."""
@@ -697,6 +735,78 @@ class Request:
     def __len__(self) -> int: ...
 
 @final
+class Region:
+    """One memory region that both pools live in, chunk by chunk: a chunk holds `full_pages` full pages or `swa_pages`
+    SWA pages and belongs to one pool at a time.
+
+    Page `id` of a pool with n pages a chunk is page `(id - 1) % n` of chunk `(id - 1) // n`. With pages at even strides
+    (see `layout`) each pool is one strided view over the whole region; page 0 lies before it.
+
+    - `chunks`: 2 to 4,096. `full_pages`, `swa_pages`: pages of each pool that a chunk holds, 1 to 65,536.
+    - `full_chunks`: chunks of the full pool at the start, the first ones; the others are the SWA pool's.
+    - `min_full_chunks`, `min_swa_chunks`: the pools never get smaller. The SWA pool keeps what scratch, a window and
+      a checkpoint take in any case. A prompt longer than the full pool is refused: set `min_full_chunks` to hold the
+      longest one, or `reassign` until it fits.
+    - `adaptive`: chunks change owner by what they are worth; else only by `PrefixCache.reassign`.
+    """
+
+    def __new__(
+        cls,
+        *,
+        chunks: SupportsIndex,
+        full_pages: SupportsIndex,
+        swa_pages: SupportsIndex,
+        full_chunks: SupportsIndex,
+        min_full_chunks: SupportsIndex = 1,
+        min_swa_chunks: SupportsIndex = 1,
+        adaptive: bool = True,
+    ) -> Region: ...
+    @staticmethod
+    def fit(
+        geometry: Geometry,
+        size: SupportsIndex,
+        *,
+        chunk_bytes: SupportsIndex | None = None,
+        swa_share: float = 0.1,
+        scratch_pages: SupportsIndex = 0,
+        align: SupportsIndex = 256,
+        adaptive: bool = True,
+    ) -> Region:
+        """The region of `size` bytes on the rank of `geometry`, with the chunk of at most `chunk_bytes` (default: a
+        64th of the region, at least a page) that wastes least.
+
+        `swa_share` of the bytes, beside those of `scratch_pages` SWA pages, go to the SWA pool at the start. `align` is
+        what strides are multiples of, in bytes.
+        """
+    def layout(self, geometry: Geometry, align: SupportsIndex = 256) -> tuple[int, int, int, float]:
+        """How pages lie in a chunk on the rank of `geometry`: (bytes of a chunk, bytes from one full page to the next,
+        bytes from one SWA page to the next, unused part of a chunk from 0 to 1). Ranks whose pages have other sizes
+        have other strides and the same page ids."""
+    @property
+    def chunks(self) -> int:
+        """Chunks."""
+    @property
+    def full_pages(self) -> int:
+        """Full pages that a chunk holds."""
+    @property
+    def swa_pages(self) -> int:
+        """SWA pages that a chunk holds."""
+    @property
+    def full_chunks(self) -> int:
+        """Chunks of the full pool at the start."""
+    @property
+    def min_full_chunks(self) -> int:
+        """The full pool never has fewer."""
+    @property
+    def min_swa_chunks(self) -> int:
+        """The SWA pool never has fewer."""
+    @property
+    def adaptive(self) -> bool:
+        """Chunks change owner by what they are worth."""
+    def __eq__(self, other: object, /) -> bool: ...
+    def __ne__(self, other: object, /) -> bool: ...
+
+@final
 class PrefixCache:
     """The prefix cache of one engine instance: it names and counts pages, the caller owns their memory.
 
@@ -707,6 +817,8 @@ class PrefixCache:
     - `events`: keys the event ring holds; 0 turns events off. `ghosts`: dropped pages that are remembered to explain
       misses, default 2 * full_pages. `max_pinned_pages`: full pages under a pin at once, default full_pages / 4.
     - `seed`: of the hash tables. `weights`: version of the model's weights, part of every namespace.
+    - `region`: both pools in one memory whose chunks change between them; then `full_pages` and `swa_pages` are left
+      out, and read as the ids of all chunks.
     """
 
     def __new__(
@@ -723,6 +835,7 @@ class PrefixCache:
         seed: SupportsIndex = 0,
         max_pinned_pages: SupportsIndex | None = None,
         weights: bytes | str = b"",
+        region: Region | None = None,
     ) -> PrefixCache: ...
     @staticmethod
     def plain(
@@ -740,6 +853,7 @@ class PrefixCache:
         seed: SupportsIndex = 0,
         max_pinned_pages: SupportsIndex | None = None,
         weights: bytes | str = b"",
+        region: Region | None = None,
     ) -> PrefixCache:
         """A cache without a model. `window` is W, the number of previous tokens an SWA query needs."""
     @property
@@ -754,6 +868,9 @@ class PrefixCache:
     @property
     def n_mtp(self) -> int:
         """MTP heads."""
+    @property
+    def region(self) -> Region | None:
+        """The region at the start; `None` for pools of fixed size."""
     @property
     def full_pages(self) -> int:
         """Usable ids of the full pool."""
@@ -812,6 +929,12 @@ class PrefixCache:
         """Pending copies to run outside a step, with a move id; their pages are held until `move_done`."""
     def move_done(self, move_id: SupportsIndex) -> None:
         """The copies of a move have run."""
+    def reassign(self, to: Literal["full", "swa"], chunk: SupportsIndex | None = None) -> bool:
+        """Begins to give a chunk of the region to the pool `to`: this one, or the one with the fewest pages in use.
+        `False` when one changes already, or when the other pool could not keep its promises, would get smaller than its
+        least, or was fuller of late."""
+    def chunk_owners(self) -> list[tuple[Literal["full", "swa"], bool]]:
+        """The pool of every chunk, and whether it is giving the chunk up; empty without a region."""
     def clear(self, key: Key | None = None) -> None:
         """Empties a namespace for later lookups, or every namespace for `None`. Open sequences keep what they hold."""
     def set_weights(self, version: bytes | str) -> None:
@@ -935,6 +1058,8 @@ def replay(
     model: str,
     capacity: str,
     swa_share: float | None = None,
+    split: Literal["fixed", "adaptive"] = "fixed",
+    split_chunks: SupportsIndex = 64,
     retention: str = "prompt_end+branch+sup2+stride8192+dense2048:4096",
     policy: str = "hit_density",
     page_size: SupportsIndex = 64,
@@ -949,9 +1074,11 @@ def replay(
     """Replays a trace and returns what it found as numbers; `misses` is a dict of tokens by cause.
 
     `progress(done, total, prompt_tokens, hit_tokens)` is called about ten times a second; what it raises ends the
-    replay. `swa_share=None`: 0 for a model without an SWA group, else 0.1. `skip_bad`: lines that cannot be used are
-    counted and passed over. `samples`: points in time of the result's `samples`. With `prefill_rate` (tokens a second)
-    requests overlap, and each stays open until its output has come at `decode_rate`. `docs/cli.md` names every key.
+    replay. `swa_share=None`: 0 for a model without an SWA group, else 0.1. With `split="adaptive"` it is only the
+    start, the memory is cut into about `split_chunks` chunks (2 to 2,048; small pools have fewer), and the key `split`
+    says where they went. `skip_bad`: lines that cannot be used are counted and passed over. `samples`: points in time
+    of the result's `samples`. With `prefill_rate` (tokens a second) requests overlap, and each stays open until its
+    output has come at `decode_rate`. `docs/cli.md` names every key.
     """
 
 def crc32c(data: _Buffer, value: SupportsIndex = 0) -> int:

@@ -27,7 +27,7 @@ impl Cache {
     pub fn commit(&mut self, id: SeqId, computed: u64, tokens: &[u32]) -> Result<()> {
         self.check_commit(&Commit { seq: id, computed, tokens })?;
         self.apply_commit(&Commit { seq: id, computed, tokens });
-        self.tree.settle();
+        self.settle();
         Ok(())
     }
 
@@ -40,7 +40,7 @@ impl Cache {
         }
         items.iter().try_for_each(|c| self.check_commit(c))?;
         items.iter().for_each(|c| self.apply_commit(c));
-        self.tree.settle();
+        self.settle();
         Ok(())
     }
 
@@ -220,7 +220,7 @@ impl Cache {
             let logical = from + i as u32;
             let page = seq.own.pop_front().expect("a page for every position");
             let used = u64::from(tree.full.private()) + tree.leased_full() + self.promised;
-            if matches!(when, When::Decode | When::Fork) && used <= u64::from(tree.full.total()) {
+            if matches!(when, When::Decode | When::Fork) && used <= u64::from(tree.full.usable()) {
                 seq.duplicates.push(Duplicate { index: logical, page });
             } else {
                 seq.table[logical as usize] = tree.slots.full(slot);
@@ -236,7 +236,7 @@ impl Cache {
         let tree = &mut self.tree;
         let seq = &mut self.seqs[index];
         let node = seq.node(tree);
-        while u64::from(tree.full.private()) + tree.leased_full() + self.promised > u64::from(tree.full.total()) {
+        while u64::from(tree.full.private()) + tree.leased_full() + self.promised > u64::from(tree.full.usable()) {
             let Some(d) = seq.duplicates.pop() else { break };
             seq.table[d.index as usize] = tree.slots.full(tree.slot_above(node, d.index));
             seq.version += 1;

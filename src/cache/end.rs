@@ -43,7 +43,7 @@ impl Cache {
         seq.parked = true;
         self.parked += 1;
         self.rebalance();
-        self.tree.settle();
+        self.settle();
         Ok(())
     }
 
@@ -67,7 +67,7 @@ impl Cache {
         }
         self.seqs.remove(id.index);
         self.rebalance();
-        self.tree.settle();
+        self.settle();
     }
 
     /// Returns pages, leases and reservations.

@@ -201,6 +201,7 @@ fn by_whom(loss: &Loss) -> String {
         Why::Share => "needed room in its tenant's share",
         Why::Superseded => "made a newer end of the conversation, which took its place",
         Why::Resumed => "was resumed",
+        Why::Chunk => "was served and the pool gave up a chunk",
     };
     let calls = match loss.calls_ago {
         0 => "in the newest call".into(),

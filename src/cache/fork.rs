@@ -37,7 +37,7 @@ impl Cache {
             let shared = whole.max(u64::from(seq.leased));
             let needed = budget.saturating_sub(shared) * m64;
             let there =
-                u64::from(self.tree.full.total()) - u64::from(self.tree.full.private()) - self.tree.leased_full();
+                u64::from(self.tree.full.usable()) - u64::from(self.tree.full.private()) - self.tree.leased_full();
             let now = self.copies_full(seq) * m64;
             // Publishing may lease pages that could have been evicted.
             let met = if now > 0 { whole.saturating_sub(u64::from(seq.leased)) } else { 0 };
@@ -65,7 +65,7 @@ impl Cache {
         let children = (0..m).map(|_| self.fork_one(id, budget, partial != 0)).collect();
         self.drop_duplicates(id.index);
         self.rebalance();
-        self.tree.settle();
+        self.settle();
         Ok(children)
     }
 

@@ -13,9 +13,11 @@ mod moves;
 mod open;
 mod report;
 mod sequence;
+mod split;
 mod step;
 pub mod types;
 
+pub use split::SplitStats;
 pub use types::*;
 
 use crate::error::{Error, OutOfPages, PoolName, Result};
@@ -24,6 +26,7 @@ use crate::pool::chunk::Arena;
 use crate::tree::{Cursor, Query, Tree, WalkPlace};
 use moves::PendingCopy;
 use sequence::Seq;
+use split::Split;
 use std::sync::Arc;
 
 /// Longest sequence, in tokens: lengths are `i32` in kernels' buffers.
@@ -89,6 +92,8 @@ pub struct Cache {
     copy_holds: u64,
     pending: Vec<PendingCopy>,
     rebuilds: Vec<MtpRebuild>,
+    /// With a region: whose its chunks are.
+    split: Option<Box<Split>>,
     parked: u64,
     opens: u64,
     prompt_tokens: u64,
@@ -99,7 +104,23 @@ pub struct Cache {
 
 impl Cache {
     /// An empty cache.
-    pub fn new(config: CacheConfig) -> Result<Cache> {
+    pub fn new(mut config: CacheConfig) -> Result<Cache> {
+        if let Some(region) = config.region.take() {
+            if config.full_pages != 0 || config.swa_pages != 0 {
+                let value = format!("{} and {}", config.full_pages, config.swa_pages);
+                return Err(Error::invalid(
+                    "full_pages and swa_pages",
+                    value,
+                    "0 and 0 with a region, which tells them",
+                ));
+            }
+            // One sequence's window, and a checkpoint beside it, which may keep a page more than a window.
+            let quota = base_quota(&CacheConfig { swa_pages: 1, ..config.clone() });
+            let kept = u64::from(config.window.div_ceil(config.page_size.max(1))) + 1;
+            let region = region.checked(quota + kept + u64::from(config.scratch_pages))?;
+            (config.full_pages, config.swa_pages) = (region.full_ids() as u32, region.swa_ids() as u32);
+            config.region = Some(region);
+        }
         let c = &config;
         if !c.page_size.is_power_of_two() || c.page_size > 1024 {
             return Err(Error::invalid("page_size", c.page_size, "a power of two from 1 to 1024"));
@@ -134,6 +155,7 @@ impl Cache {
             return Err(Error::invalid("ghost_pages and event_capacity", value, "at most 2^28 each"));
         }
         let tree = Tree::new(c);
+        let split = c.region.as_ref().map(|r| Box::new(Split::new(r)));
         Ok(Cache {
             weights: Arc::from(Vec::new()),
             tree,
@@ -146,6 +168,7 @@ impl Cache {
             copy_holds: 0,
             pending: Vec::new(),
             rebuilds: Vec::new(),
+            split,
             parked: 0,
             opens: 0,
             prompt_tokens: 0,
@@ -231,7 +254,7 @@ impl Cache {
             }
             None => self.tree.clear_all(),
         }
-        self.tree.settle();
+        self.settle();
     }
 
     /// Later requests belong to this version of the weights and share nothing with earlier ones.
@@ -269,14 +292,14 @@ impl Cache {
         }
         let node = self.tree.node_ending_at(place.node, usable);
         self.tree.pin_path(node, usable, self.tree.now.saturating_add(ttl_ms));
-        self.tree.settle();
+        self.settle();
         Ok(u64::from(usable) * self.page())
     }
 
     /// Tells the time, in milliseconds from any start; never goes back.
     pub fn set_now(&mut self, ms: u64) {
         self.tree.set_now(ms);
-        self.tree.settle();
+        self.settle();
     }
 
     /// Takes up to `max` events off the ring.
@@ -307,7 +330,7 @@ impl Cache {
 
     /// SWA pages for windows and checkpoints: all but scratch.
     fn swa_share(&self) -> u64 {
-        u64::from(self.config.swa_pages - self.config.scratch_pages)
+        u64::from(self.tree.swa.usable() - self.config.scratch_pages)
     }
 
     /// A call begins that may drop something, for this sequence.
@@ -326,9 +349,11 @@ impl Cache {
 
     /// Cached and window pages fit their share again: a chunk that retention keeps pushes out older checkpoints.
     fn rebalance(&mut self) {
+        let slack = self.shrinking();
         loop {
-            let over = self.swa_in_share().saturating_sub(self.swa_share());
-            if over == 0 || self.tree.evict_swa(over as u32) == 0 {
+            let over = self.swa_in_share().saturating_sub(self.swa_share() + slack);
+            let why = if over <= self.given_up() { Why::Chunk } else { Why::SwaPool };
+            if over == 0 || self.tree.evict_swa(over as u32, why) == 0 {
                 return;
             }
         }
@@ -342,7 +367,7 @@ impl Cache {
             quarantined: u64::from(self.tree.full.quarantined()) + self.tree.waiting_full(),
             evictable: self.tree.evictable_full(),
             promised: self.promised,
-            total: u64::from(self.config.full_pages),
+            total: u64::from(self.tree.full.usable()),
         })
     }
 

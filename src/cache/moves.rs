@@ -4,7 +4,7 @@
 use super::{Cache, Group, PageCopy, Plan};
 use crate::error::Result;
 use crate::pool::{Full, Hold, MoveBucket, NONE, Page, Reserved, Stamp};
-use crate::tree::Tree;
+use crate::tree::{Tree, Until};
 
 /// A copy that no plan contains yet.
 #[derive(Debug)]
@@ -20,7 +20,10 @@ pub(super) struct PendingCopy {
 impl Cache {
     /// Pending copies become part of the step `stamp`: from here on the stamps of both sides protect them.
     pub(super) fn plan_for_step(&mut self, stamp: Stamp) -> Plan {
-        if self.pending.is_empty() && self.rebuilds.is_empty() {
+        let moved = self.move_pages(Until::Step(stamp));
+        if self.pending.is_empty() && self.rebuilds.is_empty() && moved.copies.is_empty() {
+            // Making room to move pages may have dropped some.
+            self.settle();
             return Plan::default();
         }
         let mut plan = Plan { copies: Vec::new(), rebuilds: std::mem::take(&mut self.rebuilds) };
@@ -38,18 +41,29 @@ impl Cache {
             holds.push(p.hold);
         }
         self.release_holds(holds, stamp);
+        plan.copies.extend(moved.copies);
+        let bucket = self.tree.fence.bucket(stamp);
+        bucket.full.extend(moved.full);
+        bucket.swa.extend(moved.swa);
         self.rebalance();
-        self.tree.settle();
+        self.settle();
         plan
     }
 
     /// Takes the pending copies to run outside a step. Pages at both ends stay until [`Self::move_done`].
     pub fn take_copies(&mut self) -> Option<(u64, Plan)> {
-        if self.pending.is_empty() {
+        // It runs from here on: room for one page may be what another one has just been moved to.
+        let id = self.tree.fence.start_move(MoveBucket::default());
+        let moved = self.move_pages(Until::Move(id));
+        if self.pending.is_empty() && moved.copies.is_empty() {
+            self.tree.fence.cancel_move();
+            self.settle();
             return None;
         }
-        let mut plan = Plan { copies: Vec::new(), rebuilds: std::mem::take(&mut self.rebuilds) };
-        let mut bucket = MoveBucket::default();
+        let mut plan = Plan { copies: moved.copies, rebuilds: std::mem::take(&mut self.rebuilds) };
+        let bucket = self.tree.fence.move_bucket(id).expect("started above");
+        bucket.full.extend(moved.full.into_iter().map(|page| (page, NONE, Vec::new())));
+        bucket.swa.extend(moved.swa.into_iter().map(|page| (page, NONE, Vec::new())));
         for p in std::mem::take(&mut self.pending) {
             plan.copies.push(p.copy);
             bucket.holds.push(p.hold);
@@ -58,18 +72,19 @@ impl Cache {
         bucket.seqs.sort_unstable();
         bucket.seqs.dedup();
         let owners = bucket.seqs.clone();
-        let id = self.tree.fence.start_move(bucket);
         for (index, generation) in owners {
             if let Some(seq) = self.seqs.get_mut(index).filter(|s| s.generation == generation) {
                 seq.moves.push(id);
             }
         }
+        self.settle();
         Some((id, plan))
     }
 
     /// A move is over on all ranks.
     pub fn move_done(&mut self, id: u64) -> Result<()> {
         let bucket = self.tree.fence.end_move(id)?;
+        self.tree.settle_landing(Some(id));
         for &(index, generation) in &bucket.seqs {
             if let Some(seq) = self.seqs.get_mut(index).filter(|s| s.generation == generation) {
                 seq.moves.retain(|m| *m != id);
@@ -78,7 +93,7 @@ impl Cache {
         let holds = self.tree.release_moved(bucket);
         self.release_holds(holds, NONE);
         self.rebalance();
-        self.tree.settle();
+        self.settle();
         Ok(())
     }
 

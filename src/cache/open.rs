@@ -127,7 +127,7 @@ impl Cache {
         if 0 < at && at <= seq.leased {
             let slot = self.tree.slot_above(seq.node(&self.tree), at - 1);
             self.tree.remove_kind(slot, kind::PARK);
-            self.tree.settle();
+            self.settle();
         }
         Ok(())
     }
@@ -178,7 +178,7 @@ impl Cache {
         if tree.has_full {
             let needed = total.div_ceil(self.page()) - u64::from(found.place.depth);
             let pinned = if found.root.is_some() { tree.unleased_above(found.place) } else { 0 };
-            let free = u64::from(tree.full.total()) - u64::from(tree.full.private()) - tree.leased_full();
+            let free = u64::from(tree.full.usable()) - u64::from(tree.full.private()) - tree.leased_full();
             if needed + self.promised + pinned > free {
                 // Cached pages that the match would pin are taken as well.
                 return Err(self.out_of_full(needed + pinned));
@@ -194,8 +194,9 @@ impl Cache {
             let q = found.usable;
             if q > 0 {
                 tree.path_back(found.place.node, q - tree.need_at(q), q, |_, slot| {
-                    let meta = tree.swa_meta.get(tree.slots.swa(slot) as usize);
-                    taken += u64::from(meta.leases == 0 && !meta.waiting);
+                    let page = tree.slots.swa(slot);
+                    let meta = tree.swa_meta.get(page as usize);
+                    taken += u64::from(meta.leases == 0 && !meta.waiting && !tree.swa.is_draining(page));
                     true
                 });
             }
@@ -288,7 +289,8 @@ impl Cache {
         self.hit_tokens += matched.delivered;
         self.full_kv_tokens += matched.matched.full_kv_match;
         self.misses.add(&matched.misses);
-        self.tree.settle();
+        self.weigh();
+        self.settle();
     }
 
     /// What a lookup of this prompt tells, without opening it.
@@ -359,6 +361,7 @@ mod tests {
             fingerprint: [0; 32],
             seed: 0,
             max_pinned_pages: 0,
+            region: None,
         })
         .expect("a valid layout");
         let mut request = cache.request((0..9).collect(), RequestOptions::default()).expect("a valid prompt");

@@ -48,8 +48,9 @@ impl Cache {
             let flying = self.in_flight_run(place, query).saturating_sub(evicted).min(rest);
             misses.in_flight = flying * page;
             rest -= flying;
-            if self.tree.has_full && whole > u64::from(self.config.full_pages) {
-                misses.capacity = rest.min(whole - u64::from(self.config.full_pages)) * page;
+            let most = u64::from(self.tree.full.usable());
+            if self.tree.has_full && whole > most {
+                misses.capacity = rest.min(whole - most) * page;
             }
             misses.never_seen = rest * page - misses.capacity;
         }
@@ -148,12 +149,17 @@ impl Cache {
             checkpoints_evicted: t.counters.checkpoints,
             swa_evicted: t.counters.swa,
             tree_bytes: t.bytes(),
+            split: self.split_stats(),
         }
     }
 
     /// Every count and cross-reference, recomputed. O(everything); for tests and debugging.
     pub fn check_integrity(&self) -> Result<()> {
-        self.tree.check().and_then(|()| self.check_sequences()).map_err(Error::Integrity)
+        self.tree
+            .check()
+            .and_then(|()| self.check_sequences())
+            .and_then(|()| self.check_split())
+            .map_err(Error::Integrity)
     }
 
     fn check_sequences(&self) -> std::result::Result<(), String> {
@@ -231,10 +237,10 @@ impl Cache {
         {
             return Err("SWA leases of sequences and of pages differ".into());
         }
-        if t.has_swa && self.swa_in_share() > self.swa_share() {
+        if t.has_swa && self.swa_in_share() > self.swa_share() + self.slack() {
             return Err("windows and checkpoints take more than their share of the SWA pool".into());
         }
-        let beyond = u64::from(t.full.private()) + t.leased_full() + self.promised > u64::from(t.full.total());
+        let beyond = u64::from(t.full.private()) + t.leased_full() + self.promised > u64::from(t.full.usable());
         if t.has_full && beyond {
             return Err("more full pages are promised than the pool can serve".into());
         }

@@ -1,6 +1,6 @@
 //! Steps: slots for the next positions, page tables for kernels, and the fence around them.
 
-use super::{Cache, FillOut, MAX_TOKENS, Plan, SeqId, SeqInfo};
+use super::{Cache, FillOut, MAX_TOKENS, Plan, SeqId, SeqInfo, Why};
 use crate::error::{Error, Result};
 use crate::pool::{Full, Page, Reserved, Swa};
 
@@ -10,7 +10,7 @@ impl Cache {
     /// A free full page, made by eviction if need be.
     pub(super) fn allocate_full(&mut self) -> Option<Page<Full, Reserved>> {
         if self.tree.full.free() == 0 {
-            self.tree.evict_full(1);
+            self.tree.evict_full(1, Why::FullPool);
         }
         self.tree.full.allocate()
     }
@@ -18,7 +18,7 @@ impl Cache {
     /// A free SWA page, made by dropping checkpoints if need be.
     pub(super) fn allocate_swa(&mut self) -> Option<Page<Swa, Reserved>> {
         while self.tree.swa.free() == 0 && self.tree.evictable_swa() > 0 {
-            if self.tree.evict_swa(1) == 0 {
+            if self.tree.evict_swa(1, Why::SwaPool) == 0 {
                 break;
             }
         }
@@ -40,7 +40,7 @@ impl Cache {
         // Room for the whole chunk at once: what is done per victim is done once for all its pages.
         let short = full.saturating_sub(u64::from(self.tree.full.free()));
         if short > 0 {
-            self.tree.evict_full(short as u32);
+            self.tree.evict_full(short as u32, Why::FullPool);
         }
         self.seqs[id.index].table.reserve(full as usize);
         self.seqs[id.index].own.reserve(full as usize);
@@ -60,7 +60,7 @@ impl Cache {
         if swa > 0 {
             self.rebalance();
         }
-        self.tree.settle();
+        self.settle();
         Ok(())
     }
 
@@ -72,7 +72,7 @@ impl Cache {
         if tree.has_full {
             full = pages.saturating_sub(seq.table.len() as u64);
             let beyond = pages.saturating_sub(seq.budget.max(seq.table.len() as u64));
-            let counted = u64::from(tree.full.total()) - u64::from(tree.full.private()) - tree.leased_full();
+            let counted = u64::from(tree.full.usable()) - u64::from(tree.full.private()) - tree.leased_full();
             let there = u64::from(tree.full.free()) + tree.evictable_full();
             if beyond + self.promised > counted && beyond > 0 || full > there {
                 return Err(self.out_of_full(full));
@@ -130,7 +130,7 @@ impl Cache {
         }
         self.recount_scratch(id.index);
         self.rebalance();
-        self.tree.settle();
+        self.settle();
         Ok(freed)
     }
 
@@ -213,8 +213,9 @@ impl Cache {
         let bucket = self.tree.fence.retire(step)?;
         bucket.full.into_iter().for_each(|p| self.tree.full.release(p));
         bucket.swa.into_iter().for_each(|p| self.tree.swa.release(p));
+        self.tree.settle_landing(None);
         self.tree.step_retired(bucket.nodes, bucket.swa_wait);
-        self.tree.settle();
+        self.settle();
         Ok(())
     }
 

@@ -1,7 +1,9 @@
 //! The plain values that cross the core's border: what callers pass in and get back.
 
+use crate::cache::SplitStats;
 use crate::key::{Key, Span};
 use crate::policy::{PolicyKind, Retention};
+use crate::pool::Region;
 pub use crate::tree::ghost::Why;
 use smallvec::SmallVec;
 
@@ -34,6 +36,9 @@ pub struct CacheConfig {
     pub seed: u64,
     /// Soft-pinned full pages allowed at once.
     pub max_pinned_pages: u32,
+    /// Both pools live in one region, whose chunks change between them; `full_pages` and `swa_pages` are 0 then and
+    /// become the ids of all chunks. `None`: two pools of fixed size.
+    pub region: Option<Region>,
 }
 
 /// How a request is treated.
@@ -232,7 +237,7 @@ pub struct Commit<'a> {
 /// What a page pool holds, by state.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct PoolStats {
-    /// Usable ids (without the null page).
+    /// Pages there are now (without the null page); of a chunk that drains those that are not withdrawn yet.
     pub total: u64,
     /// On the free list.
     pub free: u64,
@@ -283,6 +288,8 @@ pub struct Stats {
     pub swa_evicted: u64,
     /// Bytes of the tree's own structures (estimate).
     pub tree_bytes: u64,
+    /// How the region is split; zeros without one.
+    pub split: SplitStats,
 }
 
 /// A 32-byte chain key.

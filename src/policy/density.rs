@@ -162,6 +162,10 @@ impl Policy for Density {
         }
     }
 
+    fn value(&self, id: u32, now: Now<'_>) -> f32 {
+        if self.ids.get(id).is_some() { self.score(id, now) } else { 0.0 }
+    }
+
     fn ids(&self) -> &Ranked {
         &self.ids
     }

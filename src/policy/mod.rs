@@ -8,6 +8,7 @@
 //! with every question; nothing here reads a clock.
 
 mod arc;
+mod balance;
 pub mod class;
 mod density;
 mod ends;
@@ -18,6 +19,7 @@ pub mod retention;
 mod reuse;
 mod s3fifo;
 
+pub use balance::Balance;
 pub use ends::End;
 pub use history::{Arrival, History, User};
 pub use lru::{LruList, NIL};
@@ -78,6 +80,11 @@ pub trait Policy: Send + std::fmt::Debug {
     fn remove(&mut self, id: u32);
     /// The next to go.
     fn victim(&mut self, now: Now<'_>) -> Option<u32>;
+    /// What an id that may be evicted promises: uses of a page per unit of time. Of what was not used for long only the
+    /// age tells: as much time as it was kept without a use is likely to pass until there is one.
+    fn value(&self, id: u32, now: Now<'_>) -> f32 {
+        self.ids().get(id).map_or(0.0, |e| 1.0 / (now.time.saturating_sub(e.used) + 1) as f32)
+    }
     /// What may be evicted.
     fn ids(&self) -> &Ranked;
     /// The same, for [`Self::resize`].

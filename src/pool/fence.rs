@@ -125,6 +125,12 @@ impl Fence {
         self.next_move
     }
 
+    /// Takes back the move that was started last, which nobody was told of and nothing waits for.
+    pub fn cancel_move(&mut self) {
+        self.moves.remove(&self.next_move);
+        self.next_move -= 1;
+    }
+
     /// Ends a move and returns what waited for it.
     pub fn end_move(&mut self, id: u64) -> Result<MoveBucket> {
         self.moves.remove(&id).ok_or_else(|| {

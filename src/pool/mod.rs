@@ -7,10 +7,14 @@
 pub mod big;
 pub mod chunk;
 mod fence;
+mod ids;
 mod page;
 #[allow(clippy::module_inception)]
 mod pool;
+mod region;
 
 pub use fence::{Bucket, Fence, Hold, MoveBucket, NONE, Stamp};
+pub use ids::{ChunkedIds, Holding, MAX_CHUNKS};
 pub use page::{Computed, Full, Page, PoolGroup, Published, Quarantined, Reserved, Swa};
 pub use pool::Pool;
+pub use region::{ChunkShape, MAX_CHUNK_PAGES, Region};

@@ -1,7 +1,8 @@
 //! One pool: free list, owner of every page, counts by state.
 
-use super::chunk::{ChunkStack, ChunkVec};
+use super::chunk::ChunkVec;
 use super::fence::Stamp;
+use super::ids::{ChunkedIds, FreeIds, Holding};
 use super::page::{Computed, Page, PoolGroup, Published, Quarantined, Reserved};
 use std::collections::BTreeMap;
 use std::marker::PhantomData;
@@ -14,13 +15,15 @@ enum State {
     Quarantined,
 }
 
-/// A flat pool of equal pages with ids 1 to `total`; id 0 is the null page.
+/// A pool of equal pages; id 0 is the null page.
 #[derive(Debug)]
 pub struct Pool<G> {
-    total: u32,
-    /// Ids from here on were never given out.
-    fresh: u32,
-    free: ChunkStack,
+    ids: FreeIds,
+    /// First id and number of ids of the chunk that drains; none when the number is 0.
+    drain_first: u32,
+    drain_len: u32,
+    /// Cached pages in that chunk.
+    drain_cached: u32,
     state: ChunkVec<State>,
     /// Extra handles of shared private pages.
     shares: BTreeMap<u32, u32>,
@@ -33,12 +36,22 @@ pub struct Pool<G> {
 }
 
 impl<G: PoolGroup> Pool<G> {
-    /// A pool of `total` usable pages.
+    /// A pool of `total` usable pages with ids from 1.
     pub fn new(total: u32) -> Self {
+        Self::over(FreeIds::flat(total))
+    }
+
+    /// A pool with `per` ids in each of the `chunks` chunks of a region, of which it has those in `owned`.
+    pub fn of_chunks(chunks: u32, per: u32, owned: std::ops::Range<u32>) -> Self {
+        Self::over(FreeIds::chunked(chunks, per, owned))
+    }
+
+    fn over(ids: FreeIds) -> Self {
         Pool {
-            total,
-            fresh: 1,
-            free: ChunkStack::default(),
+            ids,
+            drain_first: 0,
+            drain_len: 0,
+            drain_cached: 0,
             state: ChunkVec::new(State::Free),
             shares: BTreeMap::new(),
             notes: BTreeMap::new(),
@@ -61,6 +74,10 @@ impl<G: PoolGroup> Pool<G> {
         if let Some(count) = self.count(to) {
             *count += 1;
         }
+        if self.is_draining(id) {
+            self.drain_cached += u32::from(to == State::Cached);
+            self.drain_cached -= u32::from(from == State::Cached);
+        }
     }
 
     #[inline(always)]
@@ -75,14 +92,7 @@ impl<G: PoolGroup> Pool<G> {
 
     /// Takes a free page for a sequence.
     pub fn allocate(&mut self) -> Option<Page<G, Reserved>> {
-        let id = match self.free.pop() {
-            Some(id) => id,
-            None if self.fresh <= self.total => {
-                self.fresh += 1;
-                self.fresh - 1
-            }
-            None => return None,
-        };
+        let id = self.ids.pop()?;
         self.change(id, State::Free, State::Private);
         Some(Page::new(id))
     }
@@ -158,20 +168,82 @@ impl<G: PoolGroup> Pool<G> {
         page.into_state()
     }
 
-    /// Nothing can touch the page any more.
+    /// Nothing can touch the page any more: it is free, or withdrawn in a chunk that drains.
     pub fn release(&mut self, page: Page<G, Quarantined>) {
         self.change(page.id(), State::Quarantined, State::Free);
-        self.free.push(page.id());
+        self.ids.push(page.id());
     }
 
-    /// Usable ids.
+    /// Pages there are now: usable ones, and those of a chunk that drains as far as they are not withdrawn yet.
     pub fn total(&self) -> u32 {
-        self.total
+        self.ids.usable() + self.draining()
+    }
+    /// Pages that promises may count on: those of a chunk that drains left out.
+    pub fn usable(&self) -> u32 {
+        self.ids.usable()
     }
     /// Free pages.
     pub fn free(&self) -> u32 {
-        self.free.len() as u32 + (self.total + 1 - self.fresh)
+        self.ids.free()
     }
+    /// Pages of the chunk that drains that are not withdrawn yet.
+    pub fn draining(&self) -> u32 {
+        match self.drain_chunk().zip(self.ids.chunks()) {
+            Some((chunk, ids)) => ids.live(chunk),
+            None => 0,
+        }
+    }
+    /// Cached pages among them.
+    pub fn draining_cached(&self) -> u32 {
+        self.drain_cached
+    }
+    /// True when page `id` is in the chunk that drains.
+    #[inline(always)]
+    pub fn is_draining(&self, id: u32) -> bool {
+        id.wrapping_sub(self.drain_first) < self.drain_len
+    }
+    /// The chunk that drains.
+    pub fn drain_chunk(&self) -> Option<u32> {
+        let ids = self.ids.chunks()?;
+        (self.drain_len > 0).then(|| ids.chunk_of(self.drain_first))
+    }
+    /// The ids by chunk; `None` for a pool of fixed size.
+    pub fn chunks(&self) -> Option<&ChunkedIds> {
+        self.ids.chunks()
+    }
+
+    /// Begins to take a chunk away: its free pages are withdrawn at once, the others as they are released. Returns its
+    /// first id and how many it has. Linear in the pages of a chunk.
+    pub fn drain(&mut self, chunk: u32) -> (u32, u32) {
+        assert!(self.drain_len == 0, "one chunk drains at a time");
+        let ids = self.ids.chunks_mut().expect("a pool with chunks");
+        ids.drain(chunk);
+        (self.drain_first, self.drain_len) = (ids.first_id(chunk), ids.per());
+        let all = self.drain_first..self.drain_first + self.drain_len;
+        self.drain_cached = all.filter(|&id| self.is_cached(id)).count() as u32;
+        (self.drain_first, self.drain_len)
+    }
+
+    /// Stops draining: what was withdrawn is free again.
+    pub fn undrain(&mut self) {
+        let chunk = self.drain_chunk().expect("a chunk drains");
+        self.ids.chunks_mut().expect("a pool with chunks").undrain(chunk);
+        (self.drain_first, self.drain_len, self.drain_cached) = (0, 0, 0);
+    }
+
+    /// The chunk that drained, all of whose pages are withdrawn, is this pool's no longer.
+    pub fn give_up(&mut self) -> u32 {
+        let chunk = self.drain_chunk().expect("a chunk drains");
+        self.ids.chunks_mut().expect("a pool with chunks").give_up(chunk);
+        (self.drain_first, self.drain_len) = (0, 0);
+        chunk
+    }
+
+    /// A chunk that the other pool gave up is this pool's.
+    pub fn take_over(&mut self, chunk: u32) {
+        self.ids.chunks_mut().expect("a pool with chunks").take_over(chunk);
+    }
+
     /// Pages of sequences.
     pub fn private(&self) -> u32 {
         self.private
@@ -200,11 +272,33 @@ impl<G: PoolGroup> Pool<G> {
     /// Counts by state against the states themselves.
     pub fn check(&self) -> Result<(), String> {
         let mut seen = [0u32; 4];
-        (1..self.fresh).for_each(|id| seen[*self.state.get(id as usize) as usize] += 1);
-        let want = [self.free.len() as u32, self.private, self.cached, self.quarantined];
-        if seen != want {
+        let mut draining = (0, 0);
+        for id in 1..=self.ids.highest() {
+            let state = *self.state.get(id as usize);
+            seen[state as usize] += 1;
+            if self.is_draining(id) {
+                draining.0 += u32::from(state != State::Free);
+                draining.1 += u32::from(state == State::Cached);
+            }
+            let foreign = |c: &ChunkedIds| c.holding(c.chunk_of(id)) == Holding::Other;
+            if state != State::Free && self.ids.chunks().is_some_and(foreign) {
+                return Err(format!("{} pool: page {id} is {state:?} in a chunk of the other pool", G::NAME));
+            }
+        }
+        if draining != (self.draining(), self.drain_cached) {
+            return Err(format!("{} pool: {draining:?} pages in use and cached in the chunk that drains", G::NAME));
+        }
+        if let Some(ids) = self.ids.chunks() {
+            ids.check()?;
+            let drains = (0..ids.count()).filter(|&c| ids.holding(c) == Holding::Draining);
+            if !drains.eq(self.drain_chunk()) {
+                return Err(format!("{} pool: chunk {:?} drains by mistake", G::NAME, self.drain_chunk()));
+            }
+        }
+        let want = [self.private, self.cached, self.quarantined];
+        if seen[1..] != want {
             return Err(format!(
-                "{} pool: states {seen:?}, counts {want:?} (free, private, cached, quarantined)",
+                "{} pool: states {seen:?}, counts {want:?} of the last three (free, private, cached, quarantined)",
                 G::NAME
             ));
         }
@@ -212,8 +306,8 @@ impl<G: PoolGroup> Pool<G> {
             return Err(format!("{} pool: page {id} is nobody's and has a note of earlier handles", G::NAME));
         }
         let sum = self.free() + self.private + self.cached + self.quarantined;
-        if sum != self.total {
-            return Err(format!("{} pool: {sum} pages counted, {} exist", G::NAME, self.total));
+        if sum != self.total() {
+            return Err(format!("{} pool: {sum} pages counted, {} exist", G::NAME, self.total()));
         }
         Ok(())
     }

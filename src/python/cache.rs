@@ -10,7 +10,7 @@ use super::report::{PyExplanation, PyMatch, PyStats, uint32_array};
 use super::request::PyRequest;
 use super::sequence::PyPlan;
 use super::tokens::{Tokens, any_high, negative};
-use super::{geometry::PyGeometry, step};
+use super::{geometry::PyGeometry, region, step};
 use crate::cache::{CacheConfig, RequestOptions};
 use crate::key::Key;
 use crate::sync::Guarded;
@@ -30,6 +30,8 @@ const MAX_TTL: f64 = 1e9;
 /// - `events`: keys the event ring holds; 0 turns events off. `ghosts`: dropped pages that are remembered to explain
 ///   misses, default 2 * full_pages. `max_pinned_pages`: full pages under a pin at once, default full_pages / 4.
 /// - `seed`: of the hash tables. `weights`: version of the model's weights, part of every namespace.
+/// - `region`: both pools in one memory whose chunks change between them; then `full_pages` and `swa_pages` are left
+///   out, and read as the ids of all chunks.
 #[pyclass(frozen, weakref, name = "PrefixCache", module = "mimo_cache")]
 pub(super) struct PyPrefixCache {
     pub(super) handle: Handle,
@@ -47,10 +49,12 @@ impl PyPrefixCache {
     #[new]
     #[pyo3(
         signature = (geometry, *, full_pages=None, swa_pages=None, scratch_pages=None, retention=None, policy=None,
-                     events=None, ghosts=None, seed=None, max_pinned_pages=None, weights=None),
+                     events=None, ghosts=None, seed=None, max_pinned_pages=None, weights=None,
+                     region=None),
         text_signature = "(geometry, *, full_pages=0, swa_pages=0, scratch_pages=0, \
                           retention='prompt_end+branch+sup2+stride8192+dense2048:4096', \
-                          policy='hit_density', events=65536, ghosts=None, seed=0, max_pinned_pages=None, weights=b'')"
+                          policy='hit_density', events=65536, ghosts=None, seed=0, max_pinned_pages=None, weights=b'', \
+                          region=None)"
     )]
     #[allow(clippy::too_many_arguments)]
     fn new(
@@ -65,6 +69,7 @@ impl PyPrefixCache {
         seed: Option<&Bound<'_, PyAny>>,
         max_pinned_pages: Option<&Bound<'_, PyAny>>,
         weights: Option<&Bound<'_, PyAny>>,
+        region: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<Self> {
         let py = geometry.py();
         let Ok(geometry) = geometry.cast::<PyGeometry>() else {
@@ -76,7 +81,10 @@ impl PyPrefixCache {
             [("full_pages", full_pages, shape.full().is_some()), ("swa_pages", swa_pages, shape.swa().is_some())]
         {
             let pages = args::int_or(pages, 0, what, 0, U32)?;
-            if (pages > 0) != present {
+            if region.is_some() && !present {
+                return Err(invalid(py, "region", "given", "None, as this geometry has one group"));
+            }
+            if (pages > 0) != present && region.is_none() {
                 let allowed =
                     if present { "at least 1 for this geometry" } else { "0, as this geometry has no such group" };
                 return Err(invalid(py, what, pages, allowed));
@@ -93,7 +101,8 @@ impl PyPrefixCache {
             ghosts,
             seed,
             max_pinned_pages,
-            weights
+            weights,
+            region
         );
         let sizes = (shape.page_size(), shape.window(), n_mtp);
         build(py, sizes, shape.fingerprint(), options, Some(geometry.clone().unbind()))
@@ -103,10 +112,12 @@ impl PyPrefixCache {
     #[staticmethod]
     #[pyo3(
         signature = (*, page_size, window=None, n_mtp=None, full_pages=None, swa_pages=None, scratch_pages=None,
-                     retention=None, policy=None, events=None, ghosts=None, seed=None, max_pinned_pages=None, weights=None),
+                     retention=None, policy=None, events=None, ghosts=None, seed=None, max_pinned_pages=None, weights=None,
+                     region=None),
         text_signature = "(*, page_size, window=0, n_mtp=0, full_pages=0, swa_pages=0, scratch_pages=0, \
                           retention='prompt_end+branch+sup2+stride8192+dense2048:4096', \
-                          policy='hit_density', events=65536, ghosts=None, seed=0, max_pinned_pages=None, weights=b'')"
+                          policy='hit_density', events=65536, ghosts=None, seed=0, max_pinned_pages=None, weights=b'', \
+                          region=None)"
     )]
     #[allow(clippy::too_many_arguments)]
     fn plain(
@@ -124,6 +135,7 @@ impl PyPrefixCache {
         seed: Option<&Bound<'_, PyAny>>,
         max_pinned_pages: Option<&Bound<'_, PyAny>>,
         weights: Option<&Bound<'_, PyAny>>,
+        region: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<Self> {
         let sizes = (
             args::int(page_size, "page_size", 1, U32)? as u32,
@@ -140,7 +152,8 @@ impl PyPrefixCache {
             ghosts,
             seed,
             max_pinned_pages,
-            weights
+            weights,
+            region
         );
         build(py, sizes, [0; 32], options, None)
     }
@@ -167,6 +180,12 @@ impl PyPrefixCache {
     #[getter]
     fn n_mtp(&self) -> u32 {
         self.config.n_mtp
+    }
+
+    /// The region at the start; `None` for pools of fixed size.
+    #[getter]
+    fn region(&self) -> Option<region::PyRegion> {
+        self.config.region.clone().map(region::PyRegion)
     }
 
     /// Usable ids of the full pool.
@@ -341,6 +360,25 @@ impl PyPrefixCache {
     fn move_done(&self, py: Python<'_>, move_id: &Bound<'_, PyAny>) -> PyResult<()> {
         let id = args::int(move_id, "move_id", 0, u64::MAX)?;
         self.handle.call(py, 0, |cache| cache.move_done(id))
+    }
+
+    /// Begins to give a chunk of the region to the pool `to`: this one, or the one with the fewest pages in use.
+    /// `False` when one changes already, or when the other pool could not keep its promises, would get smaller than its
+    /// least, or was fuller of late.
+    #[pyo3(signature = (to, chunk=None))]
+    fn reassign(&self, py: Python<'_>, to: &Bound<'_, PyAny>, chunk: Option<&Bound<'_, PyAny>>) -> PyResult<bool> {
+        let to = region::group(to, "to")?;
+        let chunk = chunk.map(|chunk| args::int(chunk, "chunk", 0, U32).map(|c| c as u32)).transpose()?;
+        self.handle.call(py, LONG, |cache| cache.reassign(to, chunk))
+    }
+
+    /// The pool of every chunk, and whether it is giving the chunk up; empty without a region.
+    fn chunk_owners<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyList>> {
+        let chunks = self.config.region.as_ref().map_or(0, |r| r.chunks);
+        let owners = self
+            .handle
+            .call(py, LONG, |cache| Ok((0..chunks).filter_map(|c| cache.chunk_owner(c)).collect::<Vec<_>>()))?;
+        PyList::new(py, owners.into_iter().map(|(group, drains)| (region::name(group), drains)))
     }
 
     /// Empties a namespace for later lookups, or every namespace for `None`. Open sequences keep what they hold.

@@ -20,6 +20,7 @@ mod geometry;
 mod geometry_args;
 mod kv_group;
 mod options;
+mod region;
 mod replay;
 mod report;
 mod request;
@@ -36,6 +37,7 @@ fn _core(m: &Bound<'_, PyModule>) -> PyResult<()> {
     m.add("__version__", env!("CARGO_PKG_VERSION"))?;
     m.add_class::<geometry::PyGeometry>()?;
     m.add_class::<kv_group::PyKvGroup>()?;
+    m.add_class::<region::PyRegion>()?;
     m.add_class::<cache::PyPrefixCache>()?;
     m.add_class::<request::PyKey>()?;
     m.add_class::<request::PyRequest>()?;
@@ -46,6 +48,7 @@ fn _core(m: &Bound<'_, PyModule>) -> PyResult<()> {
     m.add_class::<report::PyCheckpoint>()?;
     m.add_class::<report::PyExplanation>()?;
     m.add_class::<report::PyPoolStats>()?;
+    m.add_class::<report::PySplitStats>()?;
     m.add_class::<report::PyStats>()?;
     m.add_class::<events::PyEvent>()?;
     m.add_class::<events::PySnapshotPage>()?;

@@ -23,6 +23,7 @@ pub(super) struct Options<'a, 'py> {
     pub(super) seed: Option<&'a Bound<'py, PyAny>>,
     pub(super) max_pinned_pages: Option<&'a Bound<'py, PyAny>>,
     pub(super) weights: Option<&'a Bound<'py, PyAny>>,
+    pub(super) region: Option<&'a Bound<'py, PyAny>>,
 }
 
 /// Makes a cache of `(page_size, window, n_mtp)`.
@@ -35,6 +36,9 @@ pub(super) fn build(
 ) -> PyResult<PyPrefixCache> {
     let number = |value, default, what| args::int_or(value, default, what, 0, U32).map(|v| v as u32);
     let full_pages = number(options.full_pages, 0, "full_pages")?;
+    let region = super::region::region(options.region)?;
+    // What defaults are taken from: with a region the full pool may have any part of it.
+    let most_full = region.as_ref().map_or(full_pages, |r| r.full_ids() as u32);
     let retention = args::text(options.retention, Retention::DEFAULT, "retention")?;
     let policy = args::text(options.policy, PolicyKind::default().name(), "policy")?;
     let config = CacheConfig {
@@ -47,22 +51,26 @@ pub(super) fn build(
         retention: Retention::parse(&retention).map_err(|e| to_py(py, e))?,
         policy: PolicyKind::parse(&policy).map_err(|e| to_py(py, e))?,
         event_capacity: number(options.events, 65536, "events")?,
-        ghost_pages: number(options.ghosts, u64::from(full_pages.saturating_mul(2)), "ghosts")?,
+        ghost_pages: number(options.ghosts, u64::from(most_full.saturating_mul(2)), "ghosts")?,
         fingerprint,
         seed: args::int_or(options.seed, 0, "seed", 0, u64::MAX)?,
-        max_pinned_pages: number(options.max_pinned_pages, u64::from(full_pages / 4), "max_pinned_pages")?,
+        max_pinned_pages: number(options.max_pinned_pages, u64::from(most_full / 4), "max_pinned_pages")?,
+        region,
     };
     let weights = options.weights.map_or(Ok(Vec::new()), |w| args::name(w, "weights"))?;
-    let made = py.detach(|| {
+    let made = py.detach(|| -> crate::error::Result<(Cache, CacheConfig)> {
         // The core's own checks come first; a panic while it allocates is no reason to lose the process.
         std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
             let mut cache = Cache::new(config.clone())?;
             if !weights.is_empty() {
                 cache.set_weights(&weights)?;
             }
-            Ok(cache)
+            // With a region the numbers of ids are known only now.
+            let config = cache.config().clone();
+            Ok((cache, config))
         }))
         .unwrap_or_else(|_| Err(crate::error::Error::Integrity("making the cache failed".into())))
     });
-    Ok(PyPrefixCache { handle: Handle::new(made.map_err(|e| to_py(py, e))?), config, geometry })
+    let (cache, config) = made.map_err(|e| to_py(py, e))?;
+    Ok(PyPrefixCache { handle: Handle::new(cache), config, geometry })
 }

@@ -4,6 +4,7 @@ use super::{args, errors};
 use crate::cache::Misses;
 use crate::error::{Error, Result};
 use crate::policy::{PolicyKind, Retention};
+use crate::replay::split::{CHUNKS, Split, SplitOutcome};
 use crate::replay::{Capacity, KvBytes, MAX_CHUNK, MAX_SAMPLES, Options, Outcome, Progress, Sample, Service, run};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList, PyTuple};
@@ -29,6 +30,8 @@ pub(super) struct Given<'a, 'py> {
     pub(super) model: &'a Bound<'py, PyAny>,
     pub(super) capacity: &'a Bound<'py, PyAny>,
     pub(super) swa_share: Option<&'a Bound<'py, PyAny>>,
+    pub(super) split: Option<&'a Bound<'py, PyAny>>,
+    pub(super) split_chunks: Option<&'a Bound<'py, PyAny>>,
     pub(super) retention: Option<&'a Bound<'py, PyAny>>,
     pub(super) policy: Option<&'a Bound<'py, PyAny>>,
     pub(super) page_size: Option<&'a Bound<'py, PyAny>>,
@@ -52,6 +55,9 @@ impl Given<'_, '_> {
         let decode = number(self.decode_rate, "decode_rate")?;
         let model = args::text(Some(self.model), "", "model")?;
         let capacity = args::text(Some(self.capacity), "", "capacity")?;
+        let split = args::text(self.split, "fixed", "split")?;
+        let split_chunks =
+            args::int_or(self.split_chunks, u64::from(CHUNKS), "split_chunks", 0, u64::from(u32::MAX))? as u32;
         let retention = args::text(self.retention, Retention::DEFAULT, "retention")?;
         let policy = args::text(self.policy, PolicyKind::default().name(), "policy")?;
         let page_size = args::int_or(self.page_size, 64, "page_size", 2, 1024)? as u32;
@@ -65,6 +71,7 @@ impl Given<'_, '_> {
                 kv,
                 capacity: Capacity::parse(&capacity)?,
                 swa_share: share.unwrap_or_else(|| kv.default_share()),
+                split: Split::parse(&split, split_chunks)?,
                 retention: Retention::parse(&retention)?,
                 policy: PolicyKind::parse(&policy)?,
                 page_size,
@@ -129,13 +136,16 @@ pub(super) fn released<T: Send>(
 ///
 /// `progress(done, total, prompt_tokens, hit_tokens)` is called about ten times a second; what it raises ends the
 /// replay and is raised here, and so is the exception of a signal handler. `swa_share=None`: 0 for a model without an
-/// SWA group, else 0.1. `skip_bad`: lines that cannot be used are counted and passed over. `samples`: points in time
-/// of the result's `samples`. With `prefill_rate` (tokens per second) requests overlap, and each stays open until its
+/// SWA group, else 0.1. With `split="adaptive"` it is only the start, the memory is cut into about
+/// `split_chunks` chunks (2 to 2,048; small pools have fewer), and the key `split` says where they went.
+/// `skip_bad`: lines that cannot be used are counted and passed over. `samples`: points in time of the result's
+/// `samples`. With `prefill_rate` (tokens per second) requests overlap, and each stays open until its
 /// output has come at `decode_rate`.
 #[pyfunction]
-#[pyo3(signature = (trace, *, model, capacity, swa_share=None, retention=None, policy=None, page_size=None, chunk=None,
-    seed=None, skip_bad=None, samples=None, prefill_rate=None, decode_rate=None, progress=None))]
-#[pyo3(text_signature = "(trace, *, model, capacity, swa_share=None, \
+#[pyo3(signature = (trace, *, model, capacity, swa_share=None, split=None, split_chunks=None, retention=None,
+    policy=None, page_size=None, chunk=None, seed=None, skip_bad=None, samples=None, prefill_rate=None, decode_rate=None,
+    progress=None))]
+#[pyo3(text_signature = "(trace, *, model, capacity, swa_share=None, split='fixed', split_chunks=64, \
     retention='prompt_end+branch+sup2+stride8192+dense2048:4096', policy='hit_density', \
     page_size=64, chunk=8192, seed=0, skip_bad=False, samples=0, prefill_rate=None, decode_rate=50.0, progress=None)")]
 #[allow(clippy::too_many_arguments)]
@@ -145,6 +155,8 @@ fn replay<'py>(
     model: &Bound<'py, PyAny>,
     capacity: &Bound<'py, PyAny>,
     swa_share: Option<&Bound<'py, PyAny>>,
+    split: Option<&Bound<'py, PyAny>>,
+    split_chunks: Option<&Bound<'py, PyAny>>,
     retention: Option<&Bound<'py, PyAny>>,
     policy: Option<&Bound<'py, PyAny>>,
     page_size: Option<&Bound<'py, PyAny>>,
@@ -161,6 +173,8 @@ fn replay<'py>(
         model,
         capacity,
         swa_share,
+        split,
+        split_chunks,
         retention,
         policy,
         page_size,
@@ -208,10 +222,29 @@ fn to_dict<'py>(py: Python<'py>, options: &Options, outcome: &Outcome) -> PyResu
     out.set_item("most_open", outcome.most_open)?;
     out.set_item("waited_ms", outcome.waited_ms)?;
     out.set_item("seconds", outcome.seconds)?;
+    out.set_item("split", outcome.split.as_ref().map(|split| split_dict(py, split)).transpose()?)?;
     if !outcome.samples.is_empty() {
         let samples = outcome.samples.iter().map(|s| sample(py, s)).collect::<PyResult<Vec<_>>>()?;
         out.set_item("samples", PyList::new(py, samples)?)?;
     }
+    Ok(out)
+}
+
+/// Where an adaptive split went: shares of the bytes without scratch, chunks and copies.
+fn split_dict<'py>(py: Python<'py>, split: &SplitOutcome) -> PyResult<Bound<'py, PyDict>> {
+    let out = PyDict::new(py);
+    out.set_item("start", split.start)?;
+    out.set_item("mean", split.mean)?;
+    out.set_item("highest", split.highest)?;
+    out.set_item("end", split.end)?;
+    out.set_item("chunks", split.carved.region.chunks)?;
+    out.set_item("chunk_bytes", split.carved.chunk_bytes)?;
+    out.set_item("chunk_full_pages", split.carved.region.full_pages)?;
+    out.set_item("chunk_swa_pages", split.carved.region.swa_pages)?;
+    out.set_item("to_full", split.stats.to_full)?;
+    out.set_item("to_swa", split.stats.to_swa)?;
+    out.set_item("full_relocated", split.stats.full_relocated)?;
+    out.set_item("swa_relocated", split.stats.swa_relocated)?;
     Ok(out)
 }
 

@@ -1,6 +1,6 @@
-//! What lookups and statistics look like in Python: `Match`, `Report`, `Explanation`, `Checkpoint`, `Stats`, `PoolStats`.
+//! What lookups and statistics look like in Python: `Match`, `Report`, `Explanation`, `Checkpoint`, `Stats`, `PoolStats`, `SplitStats`.
 
-use crate::cache::{CheckpointInfo, Explanation, Match, Misses, PoolStats, Report, Stats};
+use crate::cache::{CheckpointInfo, Explanation, Match, Misses, PoolStats, Report, SplitStats, Stats};
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyByteArray, PyDict, PyList};
@@ -218,11 +218,18 @@ impl Nested for PoolStats {
     }
 }
 
+impl Nested for SplitStats {
+    fn nest(&self, out: &Bound<'_, PyDict>) -> PyResult<()> {
+        out.set_item("draining", self.draining.map(super::region::name))
+    }
+}
+
 impl Nested for Stats {
     fn nest(&self, out: &Bound<'_, PyDict>) -> PyResult<()> {
         let py = out.py();
         out.set_item("full", PyPoolStats(self.full).as_dict(py)?)?;
         out.set_item("swa", PyPoolStats(self.swa).as_dict(py)?)?;
+        out.set_item("split", PySplitStats(self.split).as_dict(py)?)?;
         out.set_item("misses", misses_dict(py, &self.misses)?)
     }
 }
@@ -270,7 +277,7 @@ macro_rules! counters {
 counters! {
     /// What a page pool holds, by state, in pages.
     PyPoolStats(PoolStats) as "PoolStats" {
-        /// Usable ids, without the null page.
+        /// Pages there are, without the null page; of a chunk that drains those that are not withdrawn yet.
         total,
         /// On the free list.
         free,
@@ -286,6 +293,34 @@ counters! {
         promised,
         /// SWA only: scratch pages in use.
         scratch_used,
+    }
+}
+
+counters! {
+    /// How a region is split between the pools. All zero without a region.
+    PySplitStats(SplitStats) as "SplitStats" {
+        /// Chunks of the full pool, one that drains included.
+        full_chunks,
+        /// Chunks of the SWA pool likewise.
+        swa_chunks,
+        /// Pages of the chunk that drains that are not withdrawn yet.
+        draining_pages,
+        /// Chunks that the full pool got so far.
+        to_full,
+        /// Chunks that the SWA pool got so far.
+        to_swa,
+        /// Chunks that did not become empty and stayed where they were.
+        kept,
+        /// Full pages copied out of chunks.
+        full_relocated,
+        /// SWA pages copied out of chunks.
+        swa_relocated,
+    }
+
+    /// The pool that gives a chunk up just now.
+    #[getter]
+    fn draining(&self) -> Option<&'static str> {
+        self.0.draining.map(super::region::name)
     }
 }
 
@@ -328,6 +363,12 @@ counters! {
     #[getter]
     fn swa(&self) -> PyPoolStats {
         PyPoolStats(self.0.swa)
+    }
+
+    /// How the region is split.
+    #[getter]
+    fn split(&self) -> PySplitStats {
+        PySplitStats(self.0.split)
     }
 
     /// Prompt tokens that missed, by cause, over all opens.

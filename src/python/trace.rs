@@ -102,6 +102,8 @@ fn explain_trace<'py>(
         model,
         capacity,
         swa_share,
+        split: None,
+        split_chunks: None,
         retention,
         policy,
         page_size,
@@ -202,6 +204,7 @@ fn why_name(why: Why) -> &'static str {
         Why::Share => "tenant_share",
         Why::Superseded => "superseded",
         Why::Resumed => "resumed",
+        Why::Chunk => "chunk",
     }
 }
 

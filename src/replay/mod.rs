@@ -19,6 +19,7 @@ pub mod lineage;
 pub mod optimum;
 pub mod run;
 mod spans;
+pub mod split;
 pub mod tokens;
 pub mod trace;
 
@@ -26,6 +27,8 @@ pub use blocks::BlockIds;
 pub use capacity::{Capacity, KvBytes, Pools};
 pub use optimum::{Optimum, Reuse};
 pub use run::explain::{Lost, MAX_STORIES, Seen, Story, Which, Who, explain, explain_from};
+pub use run::outcome::{MAX_SAMPLES, Outcome, Progress, Sample, Totals};
 pub use run::overlap::Service;
-pub use run::{MAX_CHUNK, MAX_SAMPLES, Options, Outcome, Progress, Sample, Totals, run, run_from, scan};
+pub use run::{MAX_CHUNK, Options, run, run_from, scan};
+pub use split::{Split, SplitOutcome};
 pub use trace::{Header, Skipped, TraceReader, TraceRequest};

@@ -6,14 +6,17 @@ use crate::error::{Error, Result};
 use crate::policy::{PolicyKind, Retention};
 use crate::replay::capacity::{Capacity, KvBytes, Pools};
 use crate::replay::keys::KeyBook;
+use crate::replay::split::{self, Carved, Split, Watch};
 use crate::replay::tokens;
-use crate::replay::trace::{Header, Skipped, TraceReader, TraceRequest};
+use crate::replay::trace::{Skipped, TraceReader, TraceRequest};
 use std::path::Path;
 use std::time::Instant;
 
 pub mod explain;
+pub mod outcome;
 pub mod overlap;
 
+use outcome::{MAX_SAMPLES, Outcome, Progress, Sample, Totals};
 use overlap::{Clock, Service};
 
 /// Longest prefill chunk, in tokens.
@@ -33,6 +36,8 @@ pub struct Options {
     pub capacity: Capacity,
     /// Part of the bytes for SWA pages: above 0 and below 1, or 0 for a model without an SWA group.
     pub swa_share: f64,
+    /// Whether that is so for the whole trace.
+    pub split: Split,
     /// Which boundaries stay resumable.
     pub retention: Retention,
     /// Order of eviction.
@@ -49,119 +54,6 @@ pub struct Options {
     pub service: Option<Service>,
     /// Points in time that [`Outcome::samples`] shows, evenly spread over the requests; 0 for none.
     pub samples: u32,
-}
-
-/// What the first pass counted.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Totals {
-    /// Line 1 of the trace.
-    pub header: Header,
-    /// Requests.
-    pub requests: u64,
-    /// Prompt tokens in full blocks.
-    pub prompt_tokens: u64,
-    /// Prompt tokens after the last full block, which no rate counts.
-    pub partial_tokens: u64,
-    /// Tokens of distinct blocks.
-    pub unique_tokens: u64,
-    /// Lines that were passed over.
-    pub skipped: Skipped,
-}
-
-impl Totals {
-    /// Hit rate of an infinite cache: every block but the first of its id is a hit. 0 without prompt tokens.
-    pub fn ceiling(&self) -> f64 {
-        rate(self.prompt_tokens - self.unique_tokens, self.prompt_tokens)
-    }
-}
-
-/// How far a replay is.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Progress {
-    /// Requests done.
-    pub done: u64,
-    /// Requests in all.
-    pub total: u64,
-    /// Prompt tokens in full blocks so far.
-    pub prompt_tokens: u64,
-    /// Usable tokens so far.
-    pub hit_tokens: u64,
-}
-
-/// The state after some requests. Counts are from the start of the replay.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Sample {
-    /// Requests done.
-    pub requests: u64,
-    /// Arrival of the last of them, in milliseconds.
-    pub t_ms: u64,
-    /// Prompt tokens in full blocks.
-    pub prompt_tokens: u64,
-    /// Usable tokens.
-    pub hit_tokens: u64,
-    /// Tokens with full KV, usable or not.
-    pub full_kv_tokens: u64,
-    /// Why the rest missed.
-    pub misses: Misses,
-    /// Cached pages of the full pool now.
-    pub full_cached: u64,
-    /// Cached pages of the SWA pool now.
-    pub swa_cached: u64,
-    /// Checkpoints now.
-    pub checkpoints: u64,
-}
-
-/// Most samples of a replay.
-pub const MAX_SAMPLES: u32 = 1 << 16;
-
-/// What a replay found. With `hit_tokens` the misses sum to `totals.prompt_tokens`.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Outcome {
-    /// The first pass.
-    pub totals: Totals,
-    /// The pools that were used.
-    pub pools: Pools,
-    /// Usable tokens.
-    pub hit_tokens: u64,
-    /// Tokens with full KV, usable or not.
-    pub full_kv_tokens: u64,
-    /// Why the rest missed. `partial_page` is 0: partial blocks are outside.
-    pub misses: Misses,
-    /// Checkpoints at the end.
-    pub checkpoints: u64,
-    /// Full pages evicted.
-    pub full_evicted: u64,
-    /// Checkpoints evicted.
-    pub checkpoints_evicted: u64,
-    /// Wall time of the second pass.
-    pub seconds: f64,
-    /// The way there, in order; the last is the end.
-    pub samples: Vec<Sample>,
-    /// Most sequences that were open at once.
-    pub most_open: u64,
-    /// Virtual time that requests waited for room, in milliseconds.
-    pub waited_ms: u64,
-}
-
-impl Outcome {
-    /// Usable tokens over prompt tokens.
-    pub fn token_hit_rate(&self) -> f64 {
-        rate(self.hit_tokens, self.totals.prompt_tokens)
-    }
-
-    /// Tokens with full KV over prompt tokens; what a cache that ignored windows would claim.
-    pub fn full_kv_hit_rate(&self) -> f64 {
-        rate(self.full_kv_tokens, self.totals.prompt_tokens)
-    }
-
-    /// Requests over wall time of the second pass.
-    pub fn requests_per_second(&self) -> f64 {
-        self.totals.requests as f64 / self.seconds.max(1e-9)
-    }
-}
-
-fn rate(part: u64, whole: u64) -> f64 {
-    if whole == 0 { 0.0 } else { part as f64 / whole as f64 }
 }
 
 /// The first pass: reads all of a trace, checks its ids and counts.
@@ -243,6 +135,7 @@ pub fn run_from(
         checkpoints: stats.checkpoints,
         full_evicted: stats.full_evicted,
         checkpoints_evicted: stats.checkpoints_evicted,
+        split: engine.watch.map(|watch| watch.outcome(&stats.split)),
         seconds,
         samples,
         most_open: engine.clock.as_ref().map_or(1, |c| c.most_open as u64),
@@ -306,8 +199,8 @@ struct Engine {
     clock: Option<Clock>,
     page: u64,
     chunk: u64,
-    /// Most prompt tokens that the full pool can hold beside the page of the last token.
-    limit: u64,
+    /// With pools that share a region.
+    watch: Option<Watch>,
     step: u64,
     swa_width: usize,
     full_table: Vec<i32>,
@@ -321,13 +214,18 @@ struct Engine {
 impl Engine {
     fn new(options: &Options, pools: Pools, keys: KeyBook) -> Result<Self> {
         let (page, chunk) = (u64::from(options.page_size), u64::from(options.chunk));
+        let carved = match options.split {
+            Split::Fixed => None,
+            Split::Adaptive { chunks } => Some(Carved::of(&pools, chunks)?),
+        };
+        let fixed = |pages| if carved.is_some() { 0 } else { pages };
         let cache = Cache::new(CacheConfig {
             page_size: options.page_size,
             window: options.kv.window,
             // Replay has no MTP rows to be right about; their bytes are in the capacity.
             n_mtp: 0,
-            full_pages: pools.full_pages,
-            swa_pages: pools.swa_pages + pools.scratch_pages,
+            full_pages: fixed(pools.full_pages),
+            swa_pages: fixed(pools.swa_pages + pools.scratch_pages),
             scratch_pages: pools.scratch_pages,
             retention: options.retention.clone(),
             policy: options.policy,
@@ -336,11 +234,9 @@ impl Engine {
             fingerprint: [0; 32],
             seed: options.seed,
             max_pinned_pages: 0,
+            region: carved.as_ref().map(|c| c.region.clone()),
         })?;
-        let limit = match pools.full_pages {
-            0 => MAX_TOKENS - 1,
-            pages => (u64::from(pages) - 1) * page,
-        };
+        let watch = carved.map(|carved| Watch::new(carved, &cache.stats().split));
         let swa_width =
             if pools.swa_pages == 0 { 0 } else { (u64::from(options.kv.window) + chunk).div_ceil(page) + 2 };
         Ok(Engine {
@@ -349,7 +245,7 @@ impl Engine {
             clock: options.service.map(Clock::new).transpose()?,
             page,
             chunk,
-            limit: limit.min(MAX_TOKENS - 1),
+            watch,
             step: 0,
             swa_width: swa_width as usize,
             full_table: Vec::new(),
@@ -361,11 +257,27 @@ impl Engine {
         })
     }
 
+    /// Most prompt tokens that the full pool can hold beside the page of the last token.
+    fn limit(&self) -> u64 {
+        let most = match self.cache.usable_pages().0 {
+            0 => MAX_TOKENS - 1,
+            pages => ((pages - 1) * self.page).min(MAX_TOKENS - 1),
+        };
+        most / self.page * self.page
+    }
+
+    /// Chunks of a region go to the full pool as long as a prompt does not fit it.
+    fn make_room(&mut self, request: &TraceRequest, block: u32) -> Result<()> {
+        let full = request.block_count() * u64::from(block);
+        while self.watch.is_some() && self.limit() < full && split::enlarge_full(&mut self.cache)? {}
+        Ok(())
+    }
+
     /// The prompt of a request, or nothing when the pool has no room for a block of it. What is larger than the pool
     /// keeps its head.
     fn prompt(&self, request: &TraceRequest, block: u32) -> Vec<u32> {
         let full = request.block_count() * u64::from(block);
-        let head = full.min(self.limit / self.page * self.page);
+        let head = full.min(self.limit());
         if head == 0 {
             return Vec::new();
         }
@@ -380,6 +292,7 @@ impl Engine {
     fn serve(&mut self, request: &TraceRequest, block: u32) -> Result<()> {
         let full = request.block_count() * u64::from(block);
         self.prompt_tokens += full;
+        self.make_room(request, block)?;
         let prompt = self.prompt(request, block);
         let head = (prompt.len() as u64).saturating_sub(1);
         self.misses.capacity += full - head;
@@ -427,6 +340,9 @@ impl Engine {
         }
         self.hit_tokens += hit;
         self.full_kv_tokens += m.full_kv_match;
+        if let Some(watch) = &mut self.watch {
+            watch.look(&self.cache.split_stats());
+        }
         // The partial page stays out of a replay's sums.
         self.misses.add(&Misses { partial_page: 0, ..misses });
         Ok(())

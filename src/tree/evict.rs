@@ -14,8 +14,8 @@ const REWEIGHED: usize = 8;
 impl Tree {
     /// Frees up to `want` full pages: detached namespaces first, then ends that no checkpoint makes resumable, then by
     /// the policy, soft-pinned ones last. Returns how many became free.
-    pub(crate) fn evict_full(&mut self, want: u32) -> u32 {
-        self.act.why = Why::FullPool;
+    pub(crate) fn evict_full(&mut self, want: u32, why: Why) -> u32 {
+        self.act.why = why;
         let mut got = 0;
         while got < want {
             let Some(id) = self.next_victim() else { break };
@@ -23,7 +23,10 @@ impl Tree {
                 self.unpin_node(id);
                 continue;
             }
-            got += self.evict_tail(id, want - got);
+            let before = self.full.free();
+            self.evict_tail(id, want - got);
+            // What was still to be copied, or is in a chunk that drains, does not become free.
+            got += self.full.free() - before;
         }
         got
     }
@@ -80,6 +83,7 @@ impl Tree {
                 if was_dead && got > 0 {
                     break;
                 }
+                self.weigh_leaf(id, ckpt);
                 self.counters.checkpoints += 1;
                 self.drop_checkpoint(ckpt);
             }
@@ -108,8 +112,7 @@ impl Tree {
         let tenant = self.nodes[id].tenant;
         if full != 0 {
             let page = self.full.take_back(full);
-            let page = self.full.drop_cached(page);
-            self.full.release(page);
+            self.free_full(page);
             self.slots.set_full(slot, 0);
             self.count_tenant(tenant, -1, 0);
         }
@@ -144,8 +147,8 @@ impl Tree {
 
     /// Drops checkpoints by the policy until `want` SWA pages left the tree or nothing is left to drop. Checkpoints
     /// whose pages are all leased would free nothing and are passed over.
-    pub(crate) fn evict_swa(&mut self, want: u32) -> u32 {
-        self.act.why = Why::SwaPool;
+    pub(crate) fn evict_swa(&mut self, want: u32, why: Why) -> u32 {
+        self.act.why = why;
         let before = self.swa.cached();
         let gone = |t: &Tree| before - t.swa.cached();
         if !self.detached.is_empty() && self.has_full {
@@ -165,6 +168,7 @@ impl Tree {
                 aside.push(id);
                 continue;
             }
+            self.weigh_ckpt(id);
             let other = if self.weighs { id } else { self.instead_of(id) };
             let id = if self.ckpts[other].pins > 0 || self.frees_nothing(other) { id } else { other };
             self.counters.checkpoints += 1;

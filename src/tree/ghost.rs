@@ -30,6 +30,8 @@ pub enum Why {
     Superseded,
     /// It was kept for a parked sequence, which went on.
     Resumed,
+    /// Its pool gave up a chunk of the region.
+    Chunk,
 }
 
 /// The call that is changing the cache.

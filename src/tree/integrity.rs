@@ -3,6 +3,7 @@
 use super::Tree;
 use super::node::Place;
 use crate::policy::NIL;
+use crate::pool::Holding;
 use std::collections::{BTreeMap, HashSet};
 
 macro_rules! ensure {
@@ -15,6 +16,17 @@ impl Tree {
     pub(crate) fn check(&self) -> Result<(), String> {
         self.full.check()?;
         self.swa.check()?;
+        self.check_relocated()?;
+        if let Some((full, swa)) = self.full.chunks().zip(self.swa.chunks()) {
+            let others = |c: &u32| (full.holding(*c) == Holding::Other) == (swa.holding(*c) == Holding::Other);
+            if let Some(c) = (0..full.count()).find(others) {
+                return Err(format!(
+                    "chunk {c} is {:?} to the full pool and {:?} to the SWA pool",
+                    full.holding(c),
+                    swa.holding(c)
+                ));
+            }
+        }
         ensure!(self.events.is_settled(), "events wait outside a call");
         let mut sums = Sums::default();
         for (rid, root) in self.roots.iter() {
@@ -193,6 +205,7 @@ impl Tree {
                         sums.full.insert(full) && self.full.is_cached(full),
                         "full page {full} is not the tree's alone"
                     );
+                    self.check_full_slot(full, slot)?;
                     sums.tenants.entry(n.tenant).or_default().0 += 1;
                 }
                 let (bits, place) = self.slots.swa_bits(slot);

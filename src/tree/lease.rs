@@ -5,7 +5,7 @@
 
 use super::Tree;
 use crate::policy::User;
-use crate::pool::{Full, Hold, MoveBucket, Page, Published, Quarantined, Stamp, Swa};
+use crate::pool::{Full, Hold, MoveBucket, Page, Quarantined, Stamp, Swa};
 
 impl Tree {
     /// Protects `id` to its end and everything above. Costs the nodes that were not leased yet.
@@ -152,15 +152,6 @@ impl Tree {
         }
     }
 
-    fn free_swa(&mut self, page: Page<Swa, Published>, stamp: Stamp) {
-        let page = self.swa.drop_cached(page);
-        if self.fence.is_retired(stamp) {
-            self.swa.release(page);
-        } else {
-            self.fence.bucket(stamp).swa.push(page);
-        }
-    }
-
     /// Gives up a sequence's full page: at once, or when its step and moves are over.
     pub(crate) fn free_private_full<S>(&mut self, page: Page<Full, S>, stamp: Stamp, moves: &[u64]) {
         if let Some((page, stamp, moves)) = self.full.drop_private(page, stamp, moves) {
@@ -181,7 +172,7 @@ impl Tree {
         Some((moves[i], moves[i + 1..].to_vec()))
     }
 
-    fn settle_full(&mut self, page: Page<Full, Quarantined>, stamp: Stamp, moves: &[u64]) {
+    pub(super) fn settle_full(&mut self, page: Page<Full, Quarantined>, stamp: Stamp, moves: &[u64]) {
         if let Some((id, rest)) = self.running_move(moves) {
             self.fence.move_bucket(id).expect("running").full.push((page, stamp, rest));
         } else if self.fence.is_retired(stamp) {
@@ -191,7 +182,7 @@ impl Tree {
         }
     }
 
-    fn settle_swa(&mut self, page: Page<Swa, Quarantined>, stamp: Stamp, moves: &[u64]) {
+    pub(super) fn settle_swa(&mut self, page: Page<Swa, Quarantined>, stamp: Stamp, moves: &[u64]) {
         if let Some((id, rest)) = self.running_move(moves) {
             self.fence.move_bucket(id).expect("running").swa.push((page, stamp, rest));
         } else if self.fence.is_retired(stamp) {

@@ -14,10 +14,12 @@ mod evict;
 pub mod ghost;
 mod integrity;
 mod lease;
+mod margin;
 pub mod node;
 mod order;
 mod pins;
 mod publish;
+mod relocate;
 mod roots;
 mod shape;
 mod shares;
@@ -28,6 +30,7 @@ mod walk;
 
 pub use checkpoint::Checkpoint;
 pub use ghost::Why;
+pub use relocate::Until;
 pub use slots::{Run, Slots};
 pub use walk::{Cursor, Place as WalkPlace, Query};
 
@@ -39,8 +42,10 @@ use children::ChildTable;
 use events::Events;
 use foldhash::fast::FixedState;
 use ghost::{Act, Ghosts};
+use margin::Margin;
 use node::Node;
 use pins::{Pin, PinKey};
+use relocate::Landing;
 use shares::TenantLists;
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -163,6 +168,11 @@ pub struct Tree {
     swa_leased: u64,
     swa_waiting: u64,
     tenants: BTreeMap<u32, Tenant>,
+    /// With a region: slots of cached full pages, and pages that were copied just now.
+    full_slots: Option<ChunkVec<u32>>,
+    landing: Landing,
+    /// With a region that balances itself.
+    margin: Option<Margin>,
     /// Full pages that were dropped.
     pub(crate) ghosts: Ghosts,
     /// Checkpoints that were dropped, by the key of the page that ends at their boundary.
@@ -179,6 +189,13 @@ impl Tree {
     /// An empty tree; the configuration was validated.
     pub fn new(c: &CacheConfig) -> Self {
         let has_swa = c.swa_pages > 0;
+        let (full, swa) = match &c.region {
+            None => (Pool::new(c.full_pages), Pool::new(c.swa_pages)),
+            Some(r) => (
+                Pool::of_chunks(r.chunks, r.full_pages, 0..r.full_chunks),
+                Pool::of_chunks(r.chunks, r.swa_pages, r.full_chunks..r.chunks),
+            ),
+        };
         Tree {
             page: c.page_size,
             window: if has_swa { c.window } else { 0 },
@@ -198,8 +215,8 @@ impl Tree {
             ckpts: Arena::default(),
             swa_meta: ChunkVec::new(SwaMeta::default()),
             records: ChunkVec::new(0),
-            full: Pool::new(c.full_pages),
-            swa: Pool::new(c.swa_pages),
+            full,
+            swa,
             fence: Fence::default(),
             order: c.policy.leaves(),
             dead: LruList::default(),
@@ -226,6 +243,9 @@ impl Tree {
             swa_leased: 0,
             swa_waiting: 0,
             tenants: BTreeMap::new(),
+            full_slots: c.region.is_some().then(|| ChunkVec::new(0)),
+            landing: Landing::default(),
+            margin: c.region.as_ref().filter(|r| r.adaptive).map(|r| Margin::new(r.full_pages, r.swa_pages)),
             ghosts: Ghosts::new(c.ghost_pages, c.seed),
             ckpt_ghosts: Ghosts::new(c.ghost_pages.min(c.swa_pages.saturating_mul(2)), c.seed),
             act: Act::default(),
@@ -263,13 +283,16 @@ impl Tree {
     pub(crate) fn waiting_swa(&self) -> u64 {
         self.swa_waiting
     }
-    /// Full pages that eviction could free at once.
+    /// Full pages that eviction could free at once. With a chunk that drains a lower bound: its pages come free for
+    /// nobody, and those of them that are leased count twice, once for the place that they will need elsewhere.
     pub(crate) fn evictable_full(&self) -> u64 {
-        u64::from(self.full.cached()) - self.leased_full - self.pending_full
+        let held = self.leased_full + self.pending_full + self.landing.full();
+        u64::from(self.full.cached() - self.full.draining_cached()).saturating_sub(held)
     }
-    /// SWA pages that eviction could free at once.
+    /// SWA pages that eviction could free at once, bounded likewise.
     pub(crate) fn evictable_swa(&self) -> u64 {
-        u64::from(self.swa.cached()) - self.swa_leased - self.swa_waiting
+        let held = self.swa_leased + self.swa_waiting + self.landing.swa();
+        u64::from(self.swa.cached() - self.swa.draining_cached()).saturating_sub(held)
     }
 
     /// Sets a tenant's shares.
@@ -327,6 +350,7 @@ impl Tree {
             + self.ckpts.bytes()
             + self.swa_meta.bytes()
             + self.records.bytes()
+            + self.full_slots.as_ref().map_or(0, ChunkVec::bytes)
             + self.history.bytes()
             + self.order.ids().bytes()
             + self.ckpt_order.ids().bytes()

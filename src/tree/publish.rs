@@ -56,7 +56,9 @@ impl Tree {
                 if self.has_full {
                     let handle = pages.next().expect("a full page for every page");
                     let handle = self.full.publish(handle);
-                    self.slots.set_full(slot, handle.into_id());
+                    let full = handle.into_id();
+                    self.slots.set_full(slot, full);
+                    self.set_full_slot(full, slot);
                 }
                 page += 1;
             }

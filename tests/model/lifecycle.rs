@@ -59,6 +59,7 @@ impl World {
                 self.cache.set_tenant_share(u32::from(tenant % 2), share(full), share(swa));
             }
             Op::Drain { max } => self.drain(max),
+            Op::Reassign { to_full, chunk } => self.reassign(to_full, chunk),
         }
     }
 
@@ -147,9 +148,10 @@ impl World {
         }
         let want = self.residency().lookup(&self.setup, &waiting.story, self.generations);
         let length = waiting.story.tokens.len() as u64;
+        let usable = self.usable();
         let opened = self.attempt(|w| w.cache.open(&mut waiting.request, credit));
         assert_eq!(waiting.request.is_opened(), opened.is_some());
-        self.check_admission(length + credit, opened.is_some());
+        self.check_admission(length + credit, opened.is_some(), usable);
         let id = opened?;
         let writer = self.next_writer;
         self.next_writer += 1;
@@ -222,14 +224,14 @@ impl World {
     }
 
     /// Refusing is right when it must be, and wrong when nothing else holds a page.
-    fn check_admission(&self, tokens: u64, opened: bool) {
+    fn check_admission(&self, tokens: u64, opened: bool, (full, swa): (u64, u64)) {
         let setup = &self.setup;
         let pages = tokens.div_ceil(u64::from(setup.page));
-        let never = setup.has_full() && pages > u64::from(setup.full_pages);
+        let never = setup.has_full() && pages > full;
         assert!(!(never && opened), "{tokens} tokens were promised, which the whole pool cannot hold");
         let idle = self.seqs.iter().all(|s| s.parked) && self.running.is_empty() && self.moves.is_empty();
         let copies = (setup.window + setup.n_mtp).div_ceil(setup.page) + 1;
-        let room = !setup.has_swa() || setup.quota() + copies <= setup.swa_pages - setup.scratch;
+        let room = !setup.has_swa() || u64::from(setup.quota() + copies + setup.scratch) <= swa;
         if idle && !never && room && !opened {
             panic!("{tokens} tokens were refused though nothing else is open:\n{}", self.cache.dump_text());
         }
@@ -278,8 +280,9 @@ impl World {
         let Some(i) = pick(seq, parked.len()).map(|n| parked[n]) else { return };
         let (id, credit) = (self.seqs[i].id, u64::from(credit % 32));
         let want = self.residency().lookup(&self.setup, &self.seqs[i].story, self.generations);
+        let usable = self.usable();
         let resumed = self.attempt(|w| w.cache.resume(id, credit)).is_some();
-        self.check_admission(self.seqs[i].known() + credit, resumed);
+        self.check_admission(self.seqs[i].known() + credit, resumed, usable);
         if resumed {
             let mut s = self.seqs.remove(i);
             s.promised = s.known() + credit;

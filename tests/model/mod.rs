@@ -10,6 +10,8 @@
 //! - hits and misses make up each prompt, pages by state make up each pool, counters make up their parts;
 //! - a page is handed out for writing only if nobody else holds it and no running step or move touches it;
 //! - SWA pages held are bounded by the window; what was promised at `open` is served;
+//! - with a region, every page a sequence holds is in a chunk of its pool, and a page whose bytes the other pool wrote
+//!   over holds nothing;
 //! - a refused call changes nothing; events, folded, equal a snapshot; `check_integrity` agrees.
 //!
 //! A broken rule panics, which is what proptest, the fuzzer and the soak look for.
@@ -21,6 +23,7 @@ pub mod brute;
 pub mod lifecycle;
 pub mod memory;
 pub mod op;
+pub mod region;
 pub mod runner;
 pub mod script;
 pub mod setup;

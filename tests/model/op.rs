@@ -112,9 +112,24 @@ pub enum Op {
     Drain {
         max: u8,
     },
+    /// Only in worlds with a region: the other pool is told to give up a chunk.
+    Reassign {
+        to_full: bool,
+        chunk: u8,
+    },
 }
 
 impl Op {
+    /// As [`Op::decode`], with changes of the split among them.
+    pub fn decode_region([kind, a, b, c, d, e]: [u8; 6]) -> Op {
+        match kind {
+            0..=11 => Op::Reassign { to_full: a % 2 == 1, chunk: b },
+            // Rare ones that only empty the pools become whole lives.
+            237..=241 | 248..=250 => Op::decode([0, a, b, c, d, e]),
+            _ => Op::decode([kind, a, b, c, d, e]),
+        }
+    }
+
     pub fn decode([kind, a, b, c, d, e]: [u8; 6]) -> Op {
         let flags = if e < 128 { 0 } else { e & 31 };
         let prompt = Prompt { base: a, keep: b, tail: c, taste: d, flags };

@@ -396,12 +396,12 @@ impl World {
 
     /// After everything has ended, one sequence can have the whole pool, and gets all that it was promised.
     pub fn fill_the_pool(&mut self) {
-        let setup = &self.setup;
+        let (setup, (full, swa)) = (&self.setup, self.usable());
         let copies = (setup.window + setup.n_mtp).div_ceil(setup.page) + 1;
-        if setup.has_swa() && setup.quota() + copies > setup.swa_pages - setup.scratch {
+        if setup.has_swa() && u64::from(setup.quota() + copies + setup.scratch) > swa {
             return;
         }
-        let tokens = if setup.has_full() { u64::from(setup.full_pages * setup.page) } else { 100 };
+        let tokens = if setup.has_full() { full * u64::from(setup.page) } else { 100 };
         let i = self.open_tokens(vec![u32::MAX], tokens - 1).expect("an empty cache refused a sequence of its size");
         while self.seqs[i].committed < tokens {
             let s = &self.seqs[i];

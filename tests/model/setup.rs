@@ -3,6 +3,7 @@
 
 use mimo_cache::cache::CacheConfig;
 use mimo_cache::policy::{PolicyKind, Retention};
+use mimo_cache::pool::Region;
 
 #[derive(Debug, Clone)]
 pub struct Setup {
@@ -20,6 +21,8 @@ pub struct Setup {
     pub ghosts: u32,
     /// Token ids are below this; small, so that prefixes collide.
     pub alphabet: u32,
+    /// Both pools in one region; `full_pages` and `swa_pages` are then the ids of all its chunks.
+    pub region: Option<Region>,
 }
 
 const RETENTION: [&str; 6] = [
@@ -47,7 +50,36 @@ impl Setup {
             events: 4096,
             ghosts: 64,
             alphabet: 1000,
+            region: None,
         }
+    }
+
+    /// The same model with its pools in a region of a few chunks: three bytes more.
+    pub fn decode_region(b: [u8; 10], [shape, size, start]: [u8; 3]) -> Setup {
+        // Both groups, and an SWA part from one window on: the chunks decide the rest.
+        let mut setup = Setup::decode([b[0], b[1], b[2] % 6, b[3], b[4], b[5], 7, b[7], b[8], b[9]]);
+        let (full_pages, swa_pages) = (1 + u32::from(shape % 7), 1 + u32::from(shape / 7 % 4));
+        let min_swa_chunks = setup.least_swa().div_ceil(swa_pages);
+        let least_full = (3 + u32::from(b[5]) % 16).div_ceil(full_pages);
+        // Mostly one or two chunks beyond the least, so that the pools are full soon.
+        let spare = 1 + u32::from(size % 4) + u32::from(size > 200) * u32::from(size % 16);
+        let chunks = min_swa_chunks + least_full + spare;
+        setup.give_region(Region {
+            chunks,
+            full_pages,
+            swa_pages,
+            full_chunks: least_full + u32::from(start) % (spare + 1),
+            min_full_chunks: if shape > 127 { least_full } else { 0 },
+            min_swa_chunks: 0,
+            adaptive: shape.is_multiple_of(2),
+        });
+        setup
+    }
+
+    /// Puts both pools in a region.
+    pub fn give_region(&mut self, region: Region) {
+        (self.full_pages, self.swa_pages) = (region.full_ids() as u32, region.swa_ids() as u32);
+        self.region = Some(region);
     }
 
     /// Every byte sequence names a valid layout; zeros name the smallest one.
@@ -80,6 +112,7 @@ impl Setup {
             events: pick(&[4096, 4096, 4096, 3, 0], b[9]),
             ghosts: pick(&[0, 5, 64], b[9] / 5),
             alphabet: pick(&[2, 2, 3, 3, 1, 50], b[9] / 15),
+            region: None,
         }
     }
 
@@ -88,8 +121,8 @@ impl Setup {
             page_size: self.page,
             window: self.window,
             n_mtp: self.n_mtp,
-            full_pages: self.full_pages,
-            swa_pages: self.swa_pages,
+            full_pages: if self.region.is_some() { 0 } else { self.full_pages },
+            swa_pages: if self.region.is_some() { 0 } else { self.swa_pages },
             scratch_pages: self.scratch,
             retention: Retention::parse(self.retention).expect("a valid retention"),
             policy: self.policy,
@@ -98,6 +131,7 @@ impl Setup {
             fingerprint: [7; 32],
             seed: 1,
             max_pinned_pages: 8,
+            region: self.region.clone(),
         }
     }
 
@@ -117,6 +151,11 @@ impl Setup {
     /// Pages of the window quota of one sequence.
     pub fn quota(&self) -> u32 {
         window_quota(self.page, self.window, self.n_mtp)
+    }
+
+    /// SWA pages that a region keeps for scratch, one window and one checkpoint.
+    pub fn least_swa(&self) -> u32 {
+        self.scratch + self.quota() + self.window.div_ceil(self.page) + 1
     }
 
     /// Longest prompt that operations make: beyond the smaller pools, so that refusals are seen.

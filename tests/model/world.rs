@@ -64,7 +64,7 @@ impl World {
         let cache = Cache::new(setup.config()).expect("a valid layout");
         let roots = roots(&cache.config().fingerprint, 0);
         World {
-            memory: Memory::new(setup.page, setup.full_pages, setup.swa_pages),
+            memory: Memory::new(&setup),
             setup,
             cache,
             roots,
@@ -93,7 +93,19 @@ impl World {
 
     /// A running step or an unfinished move may touch this page.
     pub fn busy(&self, page: Page) -> bool {
-        self.running.iter().any(|(_, p)| p.contains(&page)) || self.moves.values().any(|p| p.contains(&page))
+        let mut touched = self.running.iter().map(|(_, p)| p).chain(self.moves.values());
+        if self.setup.region.is_none() {
+            return touched.any(|pages| pages.contains(&page));
+        }
+        // Bytes are busy, whatever pool they are asked for.
+        touched.any(|pages| pages.iter().any(|&other| self.memory.overlap(other, page)))
+    }
+
+    /// Pages that the pools can promise now: (full, SWA).
+    pub fn usable(&self) -> (u64, u64) {
+        let stats = self.cache.stats();
+        let drains = |group| if stats.split.draining == Some(group) { stats.split.draining_pages } else { 0 };
+        (stats.full.total - drains(Group::Full), stats.swa.total - drains(Group::Swa))
     }
 
     pub fn residency(&self) -> Residency<'_> {
@@ -134,8 +146,7 @@ impl World {
         let sums = |p: PoolStats| assert_eq!(p.free + p.private + p.cached + p.quarantined, p.total, "{p:?}");
         sums(stats.full);
         sums(stats.swa);
-        assert_eq!(stats.full.total, u64::from(self.setup.full_pages));
-        assert_eq!(stats.swa.total, u64::from(self.setup.swa_pages));
+        self.check_sizes();
         let totals = Totals {
             opens: stats.opens,
             prompt_tokens: stats.prompt_tokens,
@@ -149,6 +160,7 @@ impl World {
         assert_eq!((stats.open_sequences, stats.parked_sequences), (self.seqs.len() as u64 - parked, parked));
         let held = self.seqs.iter().flat_map(|s| self.check_seq(s)).collect();
         self.check_ownership(&held);
+        self.check_chunks(&held);
         self.held = held;
         (0..self.seqs.len()).for_each(|i| self.check_table(i));
     }
@@ -240,6 +252,7 @@ impl World {
         while !self.moves.is_empty() {
             self.apply(Op::MoveDone { which: 0 });
         }
+        self.finish_drain();
         let idle = |p: PoolStats| assert_eq!((p.private, p.quarantined, p.leased, p.promised), (0, 0, 0, 0), "{p:?}");
         let stats = self.cache.stats();
         idle(stats.full);

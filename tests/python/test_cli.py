@@ -114,6 +114,28 @@ def test_best_split_of_a_model_with_one_group(capsys: pytest.CaptureFixture[str]
     assert result["token_hit_rate"] == result["full_kv_hit_rate"] == pytest.approx(10 / 23)
 
 
+def test_an_adaptive_split_says_where_it_went(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    # Long prompts that come back three times each, and far too many SWA pages at the start.
+    size = {"block_size": 64}
+    lines = [{"t": n, "s": n % 40, "i": 6400, "o": 1, "h": [[n % 40 * 100, 100]]} for n in range(240)]
+    path = write(tmp_path / "long.jsonl", [size, *lines])
+    words = ["replay", path, "--capacity", "14GiB", "--swa-share", "0.6"]
+    code, out, _ = run(capsys, *words, "--split", "adaptive", "--json")
+    assert code == 0
+    result = json.loads(out)
+    split = result["split"]
+    assert split["start"] == pytest.approx(0.6, abs=0.02)
+    assert split["end"] < split["mean"] < split["highest"]
+    assert split["to_full"] > split["to_swa"]
+    code, out, _ = run(capsys, *words, "--json")
+    fixed = json.loads(out)
+    assert fixed["split"] is None
+    assert result["token_hit_rate"] > fixed["token_hit_rate"] + 0.1
+    code, out, _ = run(capsys, *words, "--split", "adaptive")
+    assert code == 0
+    assert f"{split['to_full'] + split['to_swa']} of {split['chunks']} chunks changed" in out
+
+
 def test_a_header_that_promises_more_is_a_warning(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     code, _, err = run(capsys, "replay", write(tmp_path / "cut.jsonl", [HEADER, REQUESTS[0]]), "--capacity", "1M")
     assert code == 0
@@ -138,6 +160,13 @@ def test_a_header_that_promises_more_is_a_warning(capsys: pytest.CaptureFixture[
         (["replay", "TRACE", "--swa-share", "2"], "SWA share is 2"),
         (["replay", "TRACE", "--swa-share", "nan"], "SWA share is NaN"),
         (["replay", "TRACE", "--swa-share", "0.2", "--best-split"], "not allowed with"),
+        (["replay", "TRACE", "--split", "both"], "both"),
+        (["replay", "TRACE", "--split", "adaptive", "--best-split"], "allowed is 'fixed' with --best-split"),
+        (["replay", "--suite", "FOLDER", "--split", "adaptive"], "allowed is 'fixed' with --suite"),
+        (
+            ["replay", "TRACE", "--split", "adaptive", "--model", "uniform", "--capacity", "2M"],
+            "for a model with one group",
+        ),
         (["replay", "TRACE", "--model", "gpt-9"], "gpt-9"),
         (["replay", "TRACE", "--model", "uniform", "--swa-share", "0.2"], "0 for a model without an SWA group"),
         (["replay", "TRACE", "--retention", "all"], "retention"),

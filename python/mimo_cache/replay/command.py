@@ -42,9 +42,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "trace", nargs="?", help="JSON lines, plain or gzip; the format is in docs/replay.md (not with --suite)"
     )
     add_cache_arguments(parser)
-    split = parser.add_mutually_exclusive_group()
-    split.add_argument("--swa-share", type=float, metavar="S", help="part of the bytes for SWA pages, 0 to 1 (0.1)")
-    split.add_argument("--best-split", action="store_true", help="try several SWA shares and take the best")
+    share = parser.add_mutually_exclusive_group()
+    share.add_argument("--swa-share", type=float, metavar="S", help="part of the bytes for SWA pages, 0 to 1 (0.1)")
+    share.add_argument("--best-split", action="store_true", help="try several SWA shares and take the best")
+    parser.add_argument(
+        "--split",
+        choices=("fixed", "adaptive"),
+        default="fixed",
+        help="adaptive: the SWA share is only the start, chunks of memory go to the pool that needs them (%(default)s)",
+    )
     parser.add_argument("--optimum", action="store_true", help="also the best that any cache could do")
     parser.add_argument(
         "--suite",
@@ -58,6 +64,9 @@ def command(args: argparse.Namespace) -> int:
     """Runs `mimo-cache replay`."""
     if (args.trace is None) == (args.suite is None):
         raise InvalidArgument("a trace (TRACE) or --suite FOLDER must be named, and not both")
+    if args.split == "adaptive" and (args.best_split or args.suite is not None):
+        other = "--best-split" if args.best_split else "--suite"
+        raise InvalidArgument(f"split is 'adaptive', allowed is 'fixed' with {other}, which compares fixed splits")
     if args.html is not None:
         if find_spec("matplotlib") is None:
             raise InvalidArgument("--html needs matplotlib; pip install 'mimo-cache[report]' brings it")
@@ -77,7 +86,7 @@ def command(args: argparse.Namespace) -> int:
         if args.best_split:
             result = best_split(args.trace, on_try=say_try, **options)
         else:
-            result = replay(args.trace, swa_share=args.swa_share, **options)
+            result = replay(args.trace, swa_share=args.swa_share, split=args.split, **options)
     finally:
         bar.clear()
     warn_of(result)
@@ -123,6 +132,10 @@ def _table(result: dict[str, Any]) -> str:
         ("full-KV hits", f"{result['full_kv_hit_rate']:.2%}"),
         ("token hit rate", f"{result['token_hit_rate']:.2%}"),
     ]
+    if (split := result["split"]) is not None:
+        start, mean, end = (f"{split[when]:.1%}" for when in ("start", "mean", "end"))
+        changed = f"{split['to_full'] + split['to_swa']:,} of {split['chunks']:,} chunks changed"
+        rows.insert(5, ("split", f"SWA {start} of the bytes at first, {mean} on average, {end} in the end; {changed}"))
     if "optimum" in result:
         best = result["optimum"]
         rows.append(("optimum", f"{best['token_hit_rate']:.2%} ({_KINDS[best['kind']]})"))

@@ -20,10 +20,10 @@ def replay(trace: str | os.PathLike[str], optimum: bool = False, **options: Any)
     """Replays `trace` and returns the numbers that `mimo-cache replay --json` prints.
 
     Options: `model` (a preset), `capacity` (`"2M"` tokens of the full pool, `"40GiB"`, `"1%"`), `swa_share` (part of
-    the bytes for SWA pages), `retention`, `policy`, `page_size`, `chunk` (tokens), `seed`, `skip_bad` (count bad lines
-    and go on), `samples` (points in time of the result's `samples`), `progress(done, total, prompt_tokens,
-    hit_tokens)`. With `optimum` the result has the key of that name, see `beside`. Raises `TraceError` with the line,
-    `InvalidArgument`, or `OSError`.
+    the bytes for SWA pages), `split` (`"fixed"`, or `"adaptive"`: the share is only the start), `retention`,
+    `policy`, `page_size`, `chunk` (tokens), `seed`, `skip_bad` (count bad lines and go on), `samples` (points in time
+    of the result's `samples`), `progress(done, total, prompt_tokens, hit_tokens)`. With `optimum` the result has the
+    key of that name, see `beside`. Raises `TraceError` with the line, `InvalidArgument`, or `OSError`.
     """
     result = _core.replay(trace, **options)
     if optimum:

@@ -140,7 +140,7 @@ def _row(
         few = optimum(path, [0], options["page_size"], options["skip_bad"])["requests"] <= _FEW
         row.ours = _replay(path, {**given, "samples": SAMPLES}, few)
         same = options["policy"] == "lru"
-        row.lru = row.ours if same else _replay(path, {**given, "policy": "lru"}, few, row.ours["swa_share"])
+        row.lru = row.ours if same else _replay(path, {**given, "policy": "lru"}, few)
     except _core.InvalidArgument as error:
         if error.what != "capacity":
             raise
@@ -151,16 +151,12 @@ def _row(
     say(f"{name}, {row.model}, {row.percent:g} %: token hit rate {row.ours['token_hit_rate']:.2%}")
 
 
-def _replay(path: Path, given: dict[str, Any], few: bool, near: float | None = None) -> dict[str, Any]:
-    """With the given split, or the best there is; `near` is the best one of another policy, where looking begins. In a
-    small trace, one of `few` requests, a pool has a few dozen pages, each of which counts, and looking costs little."""
+def _replay(path: Path, given: dict[str, Any], few: bool) -> dict[str, Any]:
+    """With the given split, or the best there is for this policy. In a small trace, one of `few` requests, a pool has a
+    few dozen pages, each of which counts, and looking costs little."""
     if "swa_share" in given or given["model"] == "uniform":
         return replay(path, **given)
-    if near is None:
-        return best_split(path, refine=5 if few else 1, **given)
-    return best_split(
-        path, refine=4 if few else 0, shares=[near / 1.4, near, near * 1.4 if near < 0.7 else near], **given
-    )
+    return best_split(path, refine=5 if few else 1, **given)
 
 
 def _facts(path: Path, runs: TraceRuns, options: dict[str, Any]) -> None:

@@ -181,6 +181,7 @@ impl Teller {
                 at = to;
             });
         }
+        self.engine.make_room(request, self.block)?;
         let story = wanted.then(|| self.story(request, index, &seen)).transpose()?;
         if request.session >= 0 && (self.newest.len() < MAX_SESSIONS || self.newest.contains_key(&request.session)) {
             self.newest.insert(request.session, index);

@@ -3,7 +3,7 @@
 use super::*;
 use crate::cache::Why;
 use crate::policy::{PolicyKind, Retention};
-use crate::replay::{Capacity, KvBytes};
+use crate::replay::{Capacity, KvBytes, Split};
 use std::io::Cursor;
 
 const PAGE: u32 = 4;
@@ -14,6 +14,7 @@ fn options(window: u32, full: u64, share: f64, retention: &str) -> Options {
         kv: KvBytes { full_trunk: 10, swa_trunk: swa, swa_all: swa, window },
         capacity: Capacity::FullTokens(full * u64::from(PAGE)),
         swa_share: share,
+        split: Split::Fixed,
         retention: Retention::parse(retention).unwrap(),
         policy: PolicyKind::Lru,
         page_size: PAGE,

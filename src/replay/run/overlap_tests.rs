@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::policy::{PolicyKind, Retention};
-use crate::replay::{Capacity, KvBytes, Options, Outcome, TraceReader, run_from};
+use crate::replay::{Capacity, KvBytes, Options, Outcome, Split, TraceReader, run_from};
 use proptest::prelude::*;
 use std::io::Cursor;
 
@@ -13,6 +13,7 @@ fn options(full: u64, service: Option<Service>) -> Options {
         kv: KvBytes { full_trunk: 10, swa_trunk: 0, swa_all: 0, window: 0 },
         capacity: Capacity::FullTokens(full * u64::from(PAGE)),
         swa_share: 0.0,
+        split: Split::Fixed,
         retention: Retention::parse("prompt_end").unwrap(),
         policy: PolicyKind::Lru,
         page_size: PAGE,

@@ -17,6 +17,7 @@ fn options(window: u32, capacity: Capacity, swa_share: f64, retention: &str) -> 
         kv: KvBytes { full_trunk: 10, swa_trunk: swa, swa_all: swa, window },
         capacity,
         swa_share,
+        split: Split::Fixed,
         retention: Retention::parse(retention).unwrap(),
         policy: PolicyKind::Lru,
         page_size: PAGE,
