@@ -139,6 +139,7 @@ impl Connection {
             send: body,
             receive: None,
             held: BytesMut::new(),
+            unsent: None,
         })
     }
 
@@ -150,7 +151,7 @@ impl Connection {
         deadline: Instant,
     ) -> Result<Rep, CallError> {
         let mut stream = self.begin(method, deadline).await?;
-        stream.send_now(framed(request), true)?;
+        stream.send_now(framed(request), true);
         let message = stream.message().await?.ok_or_else(|| CallError::Breach("an answer without a message".into()))?;
         let reply =
             Rep::decode(message).map_err(|e| CallError::Breach(format!("an answer that cannot be read: {e}")))?;
@@ -194,12 +195,17 @@ pub struct Stream {
     send: SendStream<Bytes>,
     receive: Option<RecvStream>,
     held: BytesMut,
+    /// Why bytes could not be handed over.
+    unsent: Option<CallError>,
 }
 
 impl Stream {
-    /// Hands bytes to the connection, which sends them as the node's windows allow.
-    pub fn send_now(&mut self, bytes: Bytes, end: bool) -> Result<(), CallError> {
-        self.send.send_data(bytes, end).map_err(|e| self.connection.failed(e))
+    /// Hands bytes to the connection, which sends them as the node's windows allow. A node that refuses answers before it
+    /// has read the request, and closes the stream: then the answer is the error, and not that nothing could be sent.
+    pub fn send_now(&mut self, bytes: Bytes, end: bool) {
+        if let Err(e) = self.send.send_data(bytes, end) {
+            self.unsent = Some(self.connection.failed(e));
+        }
     }
 
     /// The next bytes of the answer's messages; `None` at their end, when the status is fine.
@@ -208,6 +214,13 @@ impl Stream {
     }
 
     fn poll_data(&mut self, cx: &mut Context<'_>) -> Poll<Result<Option<Bytes>, CallError>> {
+        match (self.poll_answer(cx), &self.unsent) {
+            (Poll::Pending, Some(unsent)) => Poll::Ready(Err(unsent.clone())),
+            (answer, _) => answer,
+        }
+    }
+
+    fn poll_answer(&mut self, cx: &mut Context<'_>) -> Poll<Result<Option<Bytes>, CallError>> {
         let connection = self.connection.clone();
         let failed = |e| connection.failed(e);
         if let Some(response) = &mut self.response {
@@ -249,30 +262,31 @@ impl Stream {
                 return Ok(Event::Message(Some(message)));
             }
             let event = poll_fn(|cx| {
-                match self.poll_data(cx) {
-                    Poll::Ready(Ok(Some(bytes))) => {
-                        self.held.extend_from_slice(&bytes);
-                        return Poll::Ready(Ok(None));
-                    }
-                    Poll::Ready(Ok(None)) if self.held.is_empty() => {
-                        return Poll::Ready(Ok(Some(Event::Message(None))));
-                    }
-                    Poll::Ready(Ok(None)) => {
-                        return Poll::Ready(Err(CallError::Breach("the answer ends within a message".into())));
-                    }
-                    Poll::Ready(Err(error)) => return Poll::Ready(Err(error)),
-                    Poll::Pending => {}
-                }
-                let Some(most) = most else { return Poll::Pending };
                 loop {
-                    match self.send.capacity() {
-                        0 => match ready!(self.send.poll_capacity(cx)) {
-                            Some(Ok(_)) => {}
-                            Some(Err(e)) => return Poll::Ready(Err(self.connection.failed(e))),
-                            None => return Poll::Ready(Err(CallError::Broken("the stream is closed".into()))),
-                        },
-                        room => return Poll::Ready(Ok(Some(Event::Room(room.min(most))))),
+                    match self.poll_data(cx) {
+                        Poll::Ready(Ok(Some(bytes))) => {
+                            self.held.extend_from_slice(&bytes);
+                            return Poll::Ready(Ok(None));
+                        }
+                        Poll::Ready(Ok(None)) if self.held.is_empty() => {
+                            return Poll::Ready(Ok(Some(Event::Message(None))));
+                        }
+                        Poll::Ready(Ok(None)) => {
+                            return Poll::Ready(Err(CallError::Breach("the answer ends within a message".into())));
+                        }
+                        Poll::Ready(Err(error)) => return Poll::Ready(Err(error)),
+                        Poll::Pending => {}
                     }
+                    let Some(most) = most else { return Poll::Pending };
+                    let room = self.send.capacity();
+                    if room > 0 {
+                        return Poll::Ready(Ok(Some(Event::Room(room.min(most)))));
+                    }
+                    self.unsent = match ready!(self.send.poll_capacity(cx)) {
+                        Some(Ok(_)) => None,
+                        Some(Err(e)) => Some(self.connection.failed(e)),
+                        None => Some(CallError::Broken("the stream is closed".into())),
+                    };
                 }
             });
             if let Some(event) = event.await? {

@@ -170,7 +170,7 @@ async fn get_once(
     let request = v1::GetRequest { version: *VERSIONS.end(), tenant: call.tenant, piece_bytes: 0, runs };
     let mut receive = Receive::new(batch, asked);
     let mut stream = connection.begin("Get", call.deadline).await?;
-    stream.send_now(framed(&request), true)?;
+    stream.send_now(framed(&request), true);
     let mut parser = ReplyParser::default();
     while let Some(bytes) = stream.data().await? {
         parser.feed(&bytes, &mut receive).map_err(CallError::Breach)?;

@@ -65,7 +65,7 @@ impl<'p, 'b, 'a> PutStream<'p, 'b, 'a> {
         let (wanted, rest) = (VecDeque::new(), VecDeque::new());
         let mut put = PutStream { batch, offered, answers, unanswered, wanted, sending: None, rest, buffers };
         let mut stream = connection.begin("Put", call.deadline).await?;
-        stream.send_now(framed(&put.offers(call.tenant)), false)?;
+        stream.send_now(framed(&put.offers(call.tenant)), false);
         put.talk(&mut stream).await
     }
 
@@ -94,7 +94,7 @@ impl<'p, 'b, 'a> PutStream<'p, 'b, 'a> {
             }
             let sends = !self.rest.is_empty();
             if !sends && self.unanswered == 0 && !ended {
-                stream.send_now(Bytes::new(), true)?;
+                stream.send_now(Bytes::new(), true);
                 ended = true;
             }
             match stream.message_or_room(sends.then(|| self.rest[0].len())).await? {
@@ -118,7 +118,7 @@ impl<'p, 'b, 'a> PutStream<'p, 'b, 'a> {
                     if bytes.is_empty() {
                         self.rest.pop_front();
                     }
-                    stream.send_now(part, false)?;
+                    stream.send_now(part, false);
                 }
             }
         }
