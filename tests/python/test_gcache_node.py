@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import signal
 import subprocess
@@ -29,6 +30,9 @@ from mimo_cache.gcache import (
     extents_of,
 )
 
+UNIQUE = itertools.count()
+"""Numbers for the names of objects: tests of two clients share a node."""
+
 SIZES = (1, 4095, 4096, 65_537, (1 << 20) - 1, 1 << 20, (1 << 20) + 1, (3 << 20) + 5)
 
 
@@ -45,7 +49,7 @@ def client(node: RunningNode, request: pytest.FixtureRequest) -> Iterator[Client
 
 
 def test_values_come_back_into_buffers_and_without(client: Client) -> None:
-    ids = [object_of("sizes", id(client), size) for size in SIZES]
+    ids = [object_of("sizes", next(UNIQUE), size) for size in SIZES]
     values = [value_of(size, "sizes") for size in SIZES]
     items = [PutItem(i, v, page_index=n, layout=7) for n, (i, v) in enumerate(zip(ids, values, strict=True))]
     assert client.put(items) == [PutStatus.STORED] * len(SIZES)
@@ -66,7 +70,7 @@ def test_values_come_back_into_buffers_and_without(client: Client) -> None:
 
 
 def test_the_first_writer_wins_and_a_batch_may_name_an_object_twice(client: Client) -> None:
-    one = object_of("first", id(client))
+    one = object_of("first", next(UNIQUE))
     first, second = value_of(5000, 1), value_of(6000, 2)
     statuses = client.put([PutItem(one, first), PutItem(one, second), PutItem(one, first)])
     assert statuses[0] is PutStatus.STORED
@@ -77,7 +81,7 @@ def test_the_first_writer_wins_and_a_batch_may_name_an_object_twice(client: Clie
 
 
 def test_parts_make_masks(client: Client) -> None:
-    key = key_of("masks", id(client))
+    key = key_of("masks", next(UNIQUE))
     parts = [0, 1, 31, 32, 63]
     assert client.put([PutItem(ObjectId(key, p, key), b"x" * (p + 1)) for p in parts]) == [PutStatus.STORED] * 5
     assert client.exists([key, key_of("other"), key]) == [sum(1 << p for p in parts), 0, sum(1 << p for p in parts)]
@@ -87,7 +91,7 @@ def test_parts_make_masks(client: Client) -> None:
 
 def test_buffers_of_any_kind(client: Client) -> None:
     page = np.arange(6000, dtype=np.float32).reshape(3, 2, 1000)
-    one = object_of("kinds", id(client))
+    one = object_of("kinds", next(UNIQUE))
     assert client.put([PutItem(one, page)]) == [PutStatus.STORED]
     back = np.zeros_like(page)
     assert client.get([one], into=[back])[0].hit
@@ -116,7 +120,7 @@ def test_tenants_do_not_see_each_other(node: RunningNode) -> None:
 
 def test_many_objects_in_one_call(client: Client) -> None:
     """More than one request may carry, and more small values than one answer."""
-    keys = [key_of("many", id(client), i) for i in range(9000)]
+    keys = [key_of("many", next(UNIQUE), i) for i in range(9000)]
     extents = extents_of(keys, 16)
     ids = [ObjectId(k, 0, e) for k, e in zip(keys, extents, strict=True)]
     assert set(client.put([PutItem(i, i.key) for i in ids], deadline=60)) == {PutStatus.STORED}
