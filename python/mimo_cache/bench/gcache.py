@@ -154,12 +154,14 @@ def _transfer(options: Options) -> list[Figure]:
     source, target = noise(size), np.zeros(size, np.uint8)
     seconds = max(0.5 * options.scale, 0.05)
     samples: dict[str, list[float]] = {}
-    with nodes("bench", size=8 * size) as (node,), peers(options.peer, source) as others:
+    # Values that are put push old ones out, so those that are read have a node of their own.
+    with nodes("read", "written", size=8 * size) as (node, written), peers(options.peer, source) as others:
         clients = ways(node)
+        writers = {way: client for way, client in ways(written).items() if way != "fast"}
         ids = ids_of(BATCH, "transfer")
         store(clients["tcp"], ids, source)
         work = {f"{way}_get_32": getter(client, ids, target) for way, client in clients.items()}
-        work |= {f"{way}_put_32": putter(clients[way], source, BATCH) for way in ("tcp", "unix")}
+        work |= {f"{way}_put_32": putter(client, source, BATCH) for way, client in writers.items()}
         shared = node.shared_view(size)
         work["memcpy_32"] = lambda: np.copyto(target, shared)
         for peer in others:
@@ -170,7 +172,7 @@ def _transfer(options: Options) -> list[Figure]:
                 samples.setdefault(name, []).append(rate(size, seconds, one))
                 if "_get_" in name and not np.array_equal(target, source):
                     raise RuntimeError(f"{name} delivered other bytes than were stored")
-        for client in clients.values():
+        for client in (*clients.values(), *writers.values()):
             client.close()
     figures = [figure(name, "MB/s", values) for name, values in samples.items()]
     pairs = [
