@@ -38,7 +38,7 @@ pub struct ClientConfig {
     pub queue_bytes: usize,
     /// What waits in the queue for longer than this is dropped.
     pub queue_deadline: Duration,
-    /// Threads of the client's runtime.
+    /// Threads of the client's runtime, and the most that copy a large batch over the same-host path.
     pub threads: usize,
     /// Whether to use the same-host path of a node on this machine.
     pub fast_path: bool,

@@ -52,7 +52,7 @@ impl Core {
                 connect_deadline: settings.connect_deadline,
             };
             let grpc = Grpc::new(pool, connect.clone(), shared.clone(), buffers.clone());
-            Arc::new(FastTransport::new(grpc, settings.token.clone(), machine.clone()))
+            Arc::new(FastTransport::new(grpc, settings.token.clone(), machine.clone(), settings.threads))
         };
         Core::with_transports(config, membership, metrics, Box::new(make))
     }

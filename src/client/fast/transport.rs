@@ -1,13 +1,14 @@
 //! Reads over the same-host path where there is one, everything else over gRPC.
 
 use super::answer;
+use super::copy::{Job, copy_all};
 use super::link::Link;
 use super::map::Mapping;
 use crate::client::call::{Call, CallError};
 use crate::client::grpc_transport::Grpc;
 use crate::client::transport::{GetBatch, NodeInfo, Pending, PutBatch, Transport};
 use crate::client::types::{Got, Miss};
-use crate::rpc::fast::{Found, MAX_ASKS, Outcome, VERSION};
+use crate::rpc::fast::{MAX_ASKS, Outcome, VERSION};
 use crate::rpc::v1;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard};
@@ -19,13 +20,14 @@ const PAUSE: Duration = Duration::from_secs(2);
 /// Connections that are kept for the next call.
 const KEPT: usize = 8;
 /// Bytes copied before other nodes of the same call get their turn.
-const TURN: u64 = 8 << 20;
+const TURN: u64 = 32 << 20;
 
 /// See the head of this file.
 pub struct FastTransport {
     grpc: Grpc,
     token: Option<String>,
     machine: Option<Vec<u8>>,
+    threads: usize,
     state: Mutex<State>,
 }
 
@@ -37,9 +39,10 @@ struct State {
 }
 
 impl FastTransport {
-    /// `machine` is the boot id of this machine; without it the path is never tried.
-    pub fn new(grpc: Grpc, token: Option<String>, machine: Option<Vec<u8>>) -> FastTransport {
-        FastTransport { grpc, token, machine, state: Mutex::default() }
+    /// `machine` is the boot id of this machine; without it the path is never tried. Large batches are copied by up to
+    /// `threads` threads.
+    pub fn new(grpc: Grpc, token: Option<String>, machine: Option<Vec<u8>>, threads: usize) -> FastTransport {
+        FastTransport { grpc, token, machine, threads, state: Mutex::default() }
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -98,7 +101,6 @@ impl FastTransport {
         }
         let Some(mut link) = self.link().await else { return Ok(()) };
         let mut open = batch.open();
-        let mut copied = 0;
         while !open.is_empty() {
             let asked = open.len().min(MAX_ASKS);
             let ids = open[..asked].iter().map(|&i| (&batch.items[i].id.key, batch.items[i].id.part));
@@ -118,25 +120,20 @@ impl FastTransport {
                 CallError::Breach(breach)
             })?;
             // Objects for which the connection's pins did not suffice are asked for once more.
-            let mut again = Vec::new();
+            let (mut again, mut hits) = (Vec::new(), Vec::new());
             for (&position, (found, crcs)) in open[..asked].iter().zip(&answers) {
-                let got = match found.outcome {
-                    Outcome::Hit => copy(&link.mapping, found, crcs, call.deadline, batch, position)?,
-                    Outcome::Absent => Got::Miss(Miss::Absent),
-                    Outcome::NoPin => {
-                        again.push(position);
-                        continue;
-                    }
-                };
-                if let Got::Hit { length, .. } = got {
-                    batch.fast_hits += 1;
-                    copied += length;
+                match found.outcome {
+                    Outcome::Hit => hits.push(Job { position, found, crcs }),
+                    Outcome::Absent => batch.got[position] = Some(Got::Miss(Miss::Absent)),
+                    Outcome::NoPin => again.push(position),
                 }
-                batch.got[position] = Some(got);
-                if copied >= TURN {
-                    copied = 0;
-                    tokio::task::yield_now().await;
-                }
+            }
+            let mut rest = &hits[..];
+            while !rest.is_empty() {
+                let (now, later) = rest.split_at(turn(rest));
+                copy_all(&link.mapping, now, call.deadline, self.threads, batch)?;
+                rest = later;
+                tokio::task::yield_now().await;
             }
             if !link.release() {
                 return Ok(());
@@ -152,28 +149,14 @@ impl FastTransport {
     }
 }
 
-/// Copies one value, then looks whether it still was there.
-fn copy(
-    mapping: &Mapping,
-    found: &Found,
-    crcs: &[u32],
-    deadline: Instant,
-    batch: &mut GetBatch<'_, '_>,
-    position: usize,
-) -> Result<Got, CallError> {
-    let into = &mut batch.items[position].into;
-    if into.room() < found.len {
-        return Ok(Got::TooLong { length: found.len });
-    }
-    let copied = mapping.copy(found.offset, found.len, into, || Instant::now() < deadline).ok_or(CallError::Late)?;
-    if mapping.word(found.header_at) != found.header_word || mapping.word(found.span_at) != found.span_word {
-        return Ok(Got::Miss(Miss::Reused));
-    }
-    if copied != crcs {
-        batch.damaged.push(position);
-        return Ok(Got::Miss(Miss::Damaged));
-    }
-    Ok(Got::Hit { length: found.len, layout: found.layout })
+/// How many of these values are copied in one go.
+fn turn(jobs: &[Job<'_>]) -> usize {
+    let mut bytes = 0;
+    let within = |job: &&Job<'_>| {
+        bytes += job.found.len;
+        bytes <= TURN
+    };
+    jobs.iter().take_while(within).count().max(1)
 }
 
 impl Transport for FastTransport {
