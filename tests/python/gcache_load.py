@@ -24,7 +24,7 @@ def content(one: ObjectId) -> NDArray[np.uint8]:
     """The value of an object: no eight bytes of it are like others of it or of another's."""
     size = SIZES[one.key[0] % len(SIZES)]
     start = np.frombuffer(one.key[8:16], np.uint64)[0]
-    words = np.arange(size // 8 + 1, dtype=np.uint64) * np.uint64(0x9E37_79B9_7F4A_7C15) + start
+    words: NDArray[np.uint64] = np.arange(size // 8 + 1, dtype=np.uint64) * np.uint64(0x9E37_79B9_7F4A_7C15) + start
     return words.view(np.uint8)[:size]
 
 
@@ -36,7 +36,9 @@ def wrong(one: ObjectId, result: GetResult) -> bool:
 class Load:
     """Threads with a client each. `stored` is what a node answered STORED for; `failures` must stay empty."""
 
-    def __init__(self, address: str, seed: object, base: Sequence[ObjectId], *, most: int, fast_path: bool = True) -> None:
+    def __init__(
+        self, address: str, seed: object, base: Sequence[ObjectId], *, most: int, fast_path: bool = True
+    ) -> None:
         """`base`: objects that readers ask for beside those of the writers. `most`: objects that a writer offers."""
         self.address, self.seed, self.base, self.most, self.fast_path = address, seed, base, most, fast_path
         self.stored: list[ObjectId] = []

@@ -91,7 +91,9 @@ class Proxy:
                 self._threads.append(thread)
                 thread.start()
 
-    def _carry(self, source: socket.socket, sink: socket.socket, draw: random.Random, open_directions: list[int]) -> None:
+    def _carry(
+        self, source: socket.socket, sink: socket.socket, draw: random.Random, open_directions: list[int]
+    ) -> None:
         with contextlib.suppress(OSError):
             swallowing = False
             while block := bytearray(source.recv(BLOCK)):

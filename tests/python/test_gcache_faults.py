@@ -1,5 +1,5 @@
-"""Faults of processes and networks on real nodes: never a wrong byte, nothing that was stored is lost, nothing leaks, and
-every call ends in time.
+"""Faults of processes and networks on real nodes: never a wrong byte, nothing that was stored is lost, nothing leaks,
+and every call ends in time.
 
 `MIMO_SEED` draws other moments and bytes; `MIMO_FAULT_ROUNDS` says how often each process is killed.
 """
@@ -331,7 +331,7 @@ def call_of(name: str, request: bytes) -> bytes:
 
 
 def ended_in(received: bytes) -> str | None:
-    """"served" if the call's stream has a message and its trailers, "refused" with trailers only, None before."""
+    """ "served" if the call's stream has a message and its trailers, "refused" with trailers only, None before."""
     at, data = 0, False
     while at + 9 <= len(received):
         length, kind, flags = int.from_bytes(received[at : at + 3], "big"), received[at + 3], received[at + 4]
@@ -370,7 +370,7 @@ def outcomes(opened: list[socket.socket]) -> dict[str, int]:
     """How each call ended: served, refused with a status, or its connection was closed."""
     found = dict.fromkeys(("served", "refused", "closed"), 0)
     waiting = selectors.DefaultSelector()
-    received = {one: b"" for one in opened}
+    received = dict.fromkeys(opened, b"")
     for one in opened:
         one.setblocking(False)
         waiting.register(one, selectors.EVENT_READ)
@@ -379,17 +379,17 @@ def outcomes(opened: list[socket.socket]) -> dict[str, int]:
         while waiting.get_map():
             assert time.monotonic() < until, f"every call ends, {len(waiting.get_map())} did not: {found}"
             for key, _ in waiting.select(1):
-                one = key.fileobj
-                assert isinstance(one, socket.socket)
+                source = key.fileobj
+                assert isinstance(source, socket.socket)
                 try:
-                    more = one.recv(65536)
+                    more = source.recv(65536)
                 except ConnectionError:
                     more = b""
-                received[one] += more
-                end = ended_in(received[one]) or (None if more else "closed")
+                received[source] += more
+                end = ended_in(received[source]) or (None if more else "closed")
                 if end:
                     found[end] += 1
-                    waiting.unregister(one)
+                    waiting.unregister(source)
     return found
 
 
