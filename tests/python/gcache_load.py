@@ -1,10 +1,12 @@
-"""Writers and readers that keep a node busy, in threads or, with `python gcache_load.py ADDRESS SEED`, in a process of
+"""Writers and readers that keep a node busy, in threads or, with `python gcache_load.py`, in processes of
 their own. A value follows from its object, so any byte can be checked without remembering it.
 """
 
 from __future__ import annotations
 
+import os
 import random
+import signal
 import sys
 import threading
 from collections.abc import Callable, Sequence
@@ -18,6 +20,8 @@ from mimo_cache.gcache import GetResult, ObjectId, PutStatus
 
 SIZES = (1, 4096, 20_001, 65_536, 300_007, (1 << 20) + 5)
 BATCH = 4
+MOST = 200
+"""Objects that a writer of a process of its own offers."""
 
 
 def content(one: ObjectId) -> NDArray[np.uint8]:
@@ -93,14 +97,27 @@ class Load:
             self.stop.wait(draw.random() * 0.005)
 
 
+def run(address: str, seed: str, told: str) -> None:
+    """Until it is killed; a line in the file `told` for each stored object, its key in hex."""
+    with open(told, "a", buffering=1) as lines:
+        load = Load(address, seed, [object_of("base", n) for n in range(16)], most=MOST)
+        load.on_stored = lambda one: print(one.key.hex(), file=lines)
+        load.start()
+        load.stop.wait(600)
+        load.end()
+
+
 def main() -> None:
-    """Runs until it is killed; a line for each stored object, its key in hex."""
-    address, seed = sys.argv[1:]
-    load = Load(address, seed, [object_of("base", n) for n in range(16)], most=200)
-    load.on_stored = lambda one: print(one.key.hex(), flush=True)
-    load.start()
-    load.stop.wait(600)
-    load.end()
+    """Starts a process for each line `ADDRESS SEED FILE` of its input, and says its number: that is much faster than an
+    interpreter for each.
+    """
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    for line in sys.stdin:
+        child = os.fork()
+        if child == 0:
+            run(*line.split())
+            return
+        print(child, flush=True)
 
 
 if __name__ == "__main__":

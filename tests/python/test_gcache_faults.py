@@ -22,7 +22,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from gcache_load import Load, content, wrong
+from gcache_load import MOST, Load, content, wrong
 from gcache_nodes import RunningNode, nodes, object_of
 from gcache_proxy import SWALLOWS, WELL, Faults, proxy
 from mimo_cache import GCacheClient
@@ -124,40 +124,39 @@ def test_a_node_that_is_killed_under_load_loses_nothing() -> None:
         assert min(hits, stored) > ROUNDS, "there was load"
 
 
-def test_a_client_that_is_killed_under_load_holds_nothing() -> None:
+def test_a_client_that_is_killed_under_load_holds_nothing(tmp_path: Path) -> None:
     draw = random.Random(f"{SEED} client")
-    script = Path(__file__).with_name("gcache_load.py")
-
-    with nodes("a", memory__size="256MiB") as (node,), GCacheClient([node.unix], deadline=10.0) as client:
+    told = tmp_path / "stored"
+    command = [sys.executable, str(Path(__file__).with_name("gcache_load.py"))]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
+    with (
+        nodes("a", memory__size="256MiB") as (node,),
+        GCacheClient([node.unix], deadline=10.0) as client,
+        subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=environment) as nursery,
+    ):
+        assert nursery.stdin is not None
+        assert nursery.stdout is not None
         used = fill(client)
-
-        def child(turn: int) -> subprocess.Popen[str]:
-            command = [sys.executable, str(script), draw.choice([node.unix, node.address]), f"{SEED}-{turn}"]
-            environment = {**os.environ, "PYTHONPATH": os.pathsep.join(p for p in sys.path if p)}
-            return subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment)
-
-        following = child(0)
         for turn in range(ROUNDS):
-            victim = following
+            seed = f"{SEED}-{turn}"
+            told.write_text("")
+            address = draw.choice([node.unix, node.address])
+            nursery.stdin.write(f"{address} {seed} {told}\n")
+            nursery.stdin.flush()
+            victim = int(nursery.stdout.readline())
             try:
-                assert victim.stdout is not None
-                lines = [victim.stdout.readline()]
+                wait_for(lambda: told.stat().st_size > 0, "it stored something")
                 time.sleep(draw.random() * 0.1)
             finally:
-                victim.kill()
-            lines += victim.stdout.read().splitlines()
-            victim.stdout.close()
-            victim.wait(20)
-            # The line that the kill cut says nothing.
-            keys = [bytes.fromhex(line.strip()) for line in lines if len(line.strip()) == 64]
-            assert keys, "it stored something"
+                os.kill(victim, signal.SIGKILL)
             wait_for(lambda: idle(client), f"what the killed client held ends: {tier(client)}")
+            # The line that the kill cut says nothing.
+            keys = [bytes.fromhex(line) for line in told.read_text().splitlines() if len(line) == 64]
             all_there(client, BASE + [ObjectId(key, 0, key) for key in keys])
-            offered = [object_of(f"{SEED}-{turn}", number, n) for number in (0, 1) for n in range(200)]
             # What it offered last may have been stored although it could not say so.
+            offered = [object_of(seed, number, n) for number in (0, 1) for n in range(MOST)]
             nothing_leaked(client, offered, used)
-            if turn + 1 < ROUNDS:
-                following = child(turn + 1)
+        nursery.stdin.close()
 
 
 def test_a_full_node_under_load_gives_no_wrong_byte_when_killed() -> None:
@@ -188,17 +187,19 @@ def test_a_full_node_under_load_gives_no_wrong_byte_when_killed() -> None:
 
 def test_a_network_that_spoils_bytes_gives_misses_and_never_wrong_ones() -> None:
     draw = random.Random(f"{SEED} network")
-    faults = Faults(flip=0.04, cut=0.01, truncate=0.01, delay=0.05, swallow=0.005)
+    faults = Faults(flip=0.04, cut=0.01, truncate=0.01, delay=0.05, swallow=0.01)
     seen: dict[str, int] = {}
     offered: list[ObjectId] = []
     with nodes("a", memory__size="256MiB", limits__stall="2s") as (node,), proxy(node.tcp, SEED) as network:
         with GCacheClient([node.unix], deadline=10.0) as direct:
             fill(direct)
         address = f"a={network.address}"
-        for turn in range(max(10, ROUNDS)):
+        for turn in range(2 * max(10, ROUNDS)):
             network.faults = WELL if turn == 0 else faults
             with GCacheClient([address], fast_path=False, deadline=0.3) as client:
                 for call in range(10):
+                    if client.breakers().get("a") == "open":
+                        break
                     new = [object_of(SEED, "network", turn, call, n) for n in range(2)]
                     ids = draw.choices(BASE + offered, k=6)
                     offered += new
@@ -217,7 +218,7 @@ def test_a_network_that_spoils_bytes_gives_misses_and_never_wrong_ones() -> None
                     assert time.monotonic() - start < 0.3 + SLACK
         print(seen, network.done)
         assert min(network.done.values()) > 0, "every fault happened"
-        assert seen["hit"] > 100
+        assert seen["hit"] > 50
         network.faults = WELL
         network.cut_all()
         with GCacheClient([address], fast_path=False, deadline=10.0) as client:
@@ -444,7 +445,7 @@ def test_a_reader_of_one_byte_a_second_holds_one_value_and_is_cut() -> None:
                 assert time.monotonic() < until, "it is cut"
                 assert one.recv(1)
                 # Others are served meanwhile.
-                all_there(client, BASE)
+                all_there(client, BASE[:4])
                 time.sleep(1)
         client.delete(ids)
         wait_for(lambda: tier(client).used_bytes == used, "a slot leaked")
@@ -465,7 +466,7 @@ def test_a_reader_whose_window_grows_by_one_byte_does_not_hold_up_others() -> No
                 with contextlib.suppress(ConnectionError):
                     slow.sendall(b"".join(frame(WINDOW_UPDATE, 0, stream, b"\0\0\0\1") for stream in (0, 1)))
                 assert tier(client).held_slots <= 2
-                all_there(client, BASE)
+                all_there(client, BASE[:4])
                 time.sleep(0.2)
         wait_for(lambda: idle(client), "what it held ends with its connection")
         client.delete([one])
