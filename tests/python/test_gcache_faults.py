@@ -258,25 +258,28 @@ def test_a_client_comes_back_when_the_network_does() -> None:
 
 
 def test_a_writer_whose_network_goes_silent_gives_its_slots_back() -> None:
-    with nodes("a", limits__stall="1s") as (node,), proxy(node.tcp, SEED) as network:
-        with GCacheClient([node.unix], deadline=10.0) as direct:
-            used = fill(direct)
-            ids = [object_of("silent", n) for n in range(32)]
-            with GCacheClient([f"a={network.address}"], fast_path=False, deadline=1.0) as client:
-                client.get(BASE[:1])
-                # Somewhere amid the values.
-                network.faults = Faults(swallow=0.2)
-                values = [(one, np.full(MIB, n, np.uint8)) for n, one in enumerate(ids)]
-                statuses = client.put(values)
-                assert PutStatus.LATE in statuses
-                wait_for(lambda: tier(direct).writers == 0, "the writer's slots are free although it is still there")
-            wait_for(lambda: idle(direct), "nothing is held")
-            stored = [one for one, status in zip(ids, statuses, strict=True) if status is PutStatus.STORED]
-            for one, result in zip(ids, direct.get(ids), strict=True):
-                assert result.hit or one not in stored
-                assert result.data is None or bytes(result.data) == bytes([ids.index(one)]) * MIB
-            direct.delete(ids)
-            wait_for(lambda: tier(direct).used_bytes == used, "a slot leaked")
+    with (
+        nodes("a", limits__stall="1s") as (node,),
+        proxy(node.tcp, SEED) as network,
+        GCacheClient([node.unix], deadline=10.0) as direct,
+    ):
+        used = fill(direct)
+        ids = [object_of("silent", n) for n in range(32)]
+        with GCacheClient([f"a={network.address}"], fast_path=False, deadline=1.0) as client:
+            client.get(BASE[:1])
+            # Somewhere amid the values.
+            network.faults = Faults(swallow=0.2)
+            values = [(one, np.full(MIB, n, np.uint8)) for n, one in enumerate(ids)]
+            statuses = client.put(values)
+            assert PutStatus.LATE in statuses
+            wait_for(lambda: tier(direct).writers == 0, "the writer's slots are free although it is still there")
+        wait_for(lambda: idle(direct), "nothing is held")
+        stored = [one for one, status in zip(ids, statuses, strict=True) if status is PutStatus.STORED]
+        for one, result in zip(ids, direct.get(ids), strict=True):
+            assert result.hit or one not in stored
+            assert result.data is None or bytes(result.data) == bytes([ids.index(one)]) * MIB
+        direct.delete(ids)
+        wait_for(lambda: tier(direct).used_bytes == used, "a slot leaked")
 
 
 @pytest.mark.parametrize("way", ["tcp", "fast"])
