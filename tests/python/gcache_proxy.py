@@ -28,6 +28,8 @@ class Faults:
     """The block and all behind it wait up to 0.1 s."""
     swallow: float = 0.0
     """From here on this direction takes bytes and passes none on."""
+    swap: tuple[bytes, bytes] | None = None
+    """Not drawn: wherever a block has the first, it gets the second, of the same length."""
 
 
 WELL = Faults()
@@ -123,6 +125,8 @@ class Proxy:
             return bytearray(), False
         if "delay" in drawn:
             time.sleep(draw.random() * 0.1)
+        if faults.swap:
+            block = block.replace(*faults.swap)
         if "flip" in drawn:
             block[draw.randrange(len(block))] ^= 1 << draw.randrange(8)
         if "truncate" in drawn:
