@@ -69,6 +69,10 @@ def idle(client: GCacheClient) -> bool:
     return (found.held_slots, found.leases, found.lease_bytes, found.writers) == (0, 0, 0, 0)
 
 
+def comes_to_rest(client: GCacheClient) -> None:
+    wait_for(lambda: idle(client), f"pins, leases and writers end; at first {tier(client)}")
+
+
 def fill(client: GCacheClient) -> int:
     """Stores the base; returns the bytes in use then."""
     assert set(client.put([(one, content(one)) for one in BASE])) <= {PutStatus.STORED, PutStatus.PRESENT}
@@ -87,7 +91,7 @@ def all_there(client: GCacheClient, ids: list[ObjectId]) -> None:
 
 def nothing_leaked(client: GCacheClient, offered: list[ObjectId], used: int) -> None:
     """What no client holds any more is free, whatever is there is whole, and deleting it gives all its memory back."""
-    wait_for(lambda: idle(client), f"pins, leases and writers end: {tier(client)}")
+    comes_to_rest(client)
     for start in range(0, len(offered), 1024):
         assert client.verify(offered[start : start + 1024]).dropped == 0
     for one, result in zip(offered, client.get(offered), strict=True):
@@ -99,13 +103,13 @@ def nothing_leaked(client: GCacheClient, offered: list[ObjectId], used: int) -> 
 
 def test_a_node_that_is_killed_under_load_loses_nothing() -> None:
     draw = random.Random(f"{SEED} node")
-    hits = stored = 0
+    hits = stored = interrupted = 0
     with nodes("a", memory__size="256MiB") as (node,):
         with GCacheClient([node.unix], deadline=10.0) as client:
             used = fill(client)
         for turn in range(ROUNDS):
             address = draw.choice([node.unix, node.address])
-            load = Load(address, (SEED, turn), BASE, most=100, fast_path=draw.random() < 0.7).start()
+            load = Load(address, (SEED, turn), BASE, most=200, fast_path=draw.random() < 0.7).start()
             try:
                 time.sleep(0.02 + draw.random() * 0.2)
                 node.kill()
@@ -121,7 +125,9 @@ def test_a_node_that_is_killed_under_load_loses_nothing() -> None:
                 nothing_leaked(client, load.offered, used)
             hits += load.hits
             stored += len(load.stored)
+            interrupted += len(load.offered) > len(load.stored)
         assert min(hits, stored) > ROUNDS, "there was load"
+        assert interrupted > ROUNDS // 2, "writers were at it when the node was killed"
 
 
 def test_a_client_that_is_killed_under_load_holds_nothing(tmp_path: Path) -> None:
@@ -178,7 +184,7 @@ def test_a_full_node_under_load_gives_no_wrong_byte_when_killed() -> None:
                 load.end()
             assert load.failures == []
             with GCacheClient([node.unix], deadline=10.0) as client:
-                wait_for(lambda c=client: idle(c), "pins, leases and writers end")  # type: ignore[misc]
+                comes_to_rest(client)
                 for start in range(0, len(load.offered), 1024):
                     assert client.verify(load.offered[start : start + 1024]).dropped == 0
                 assert tier(client).damaged == 0
