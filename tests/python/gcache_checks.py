@@ -1,4 +1,4 @@
-"""What must hold of a node once a fault is over: it answers, has what was stored, and holds nothing for those who went."""
+"""What must hold of a node once a fault is over: it answers, has what was stored, and holds nothing for others."""
 
 from __future__ import annotations
 
