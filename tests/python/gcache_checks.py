@@ -41,7 +41,10 @@ def idle(client: GCacheClient) -> bool:
 
 
 def comes_to_rest(client: GCacheClient) -> None:
-    wait_for(lambda: idle(client), f"pins, leases and writers end; at first {tier(client)}")
+    try:
+        wait_for(lambda: idle(client), "pins, leases and writers end")
+    except AssertionError as error:
+        raise AssertionError(f"{error}: {client.stats()}") from None
 
 
 def fill(client: GCacheClient) -> int:
