@@ -13,7 +13,7 @@ use mimo_cache::rpc::ids::pack;
 use mimo_cache::rpc::v1::{
     Answer, ExistsRequest, GetReply, HelloRequest, KeyRun, MissReason, ObjectRun, Offer, Piece, PutOutcome, PutRequest,
 };
-use mimo_cache::shm::{BootId, LeaseOwner, ObjectId, Prefault, Store};
+use mimo_cache::shm::{BootId, ObjectId, Prefault, Store};
 use prost::Message;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -49,7 +49,7 @@ impl World {
 
     /// Everything that a `Get` sends, as messages.
     fn get(&self, ids: &[ObjectId], piece_bytes: usize) -> Vec<GetReply> {
-        let progress = self.state.watch(&Connection::new(1, "test".into()));
+        let progress = self.state.watch(&Connection::new(1, "test".into(), self.state.clone()));
         let body = GetBody::new(self.state.clone(), progress, 7, ids.to_vec(), piece_bytes);
         let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
         let body = runtime.block_on(body.collect()).unwrap();
@@ -218,20 +218,24 @@ fn leases_belong_to_a_connection() {
     let mut session = world.session();
     put(&mut session, offers(vec![offer(1, 3)]));
     pieces(0, b"abc", CHUNK).into_iter().for_each(|r| drop(put(&mut session, r)));
-    let connection = Connection::new(9, "test".into());
+    let connection = Connection::new(9, "test".into(), world.state.clone());
     let runs = vec![KeyRun { bucket: 0, keys: vec![1; 64].into() }];
     let request = ExistsRequest { version: 1, tenant: 7, lease_ms: 1000, runs };
     let reply = unary::exists(&world.state, &connection, &request).unwrap();
     assert_eq!((reply.masks, reply.leased_keys), (vec![2, 2], 2));
     assert!(world.state.store.stats().lease_bytes > 0);
-    world.state.store.release_owner(LeaseOwner(9));
+    // A call that runs on when the socket is closed: what it leases then ends with it.
+    let call = connection.clone();
+    drop(connection);
+    assert_eq!(unary::exists(&world.state, &call, &request).unwrap().leased_keys, 2);
+    drop(call);
     assert_eq!(world.state.store.stats().lease_bytes, 0);
 }
 
 #[test]
 fn versions_meet_or_are_told_apart() {
     let world = World::new("");
-    let connection = Connection::new(1, "test".into());
+    let connection = Connection::new(1, "test".into(), world.state.clone());
     let hello = |min_version, max_version| {
         unary::hello(&world.state, &connection, &HelloRequest { min_version, max_version, client: String::new() })
     };

@@ -12,7 +12,7 @@ use super::metrics::Metrics;
 use super::state::{Connection, State};
 use super::{http, service};
 use crate::rpc::DESCRIPTOR_SET;
-use crate::shm::{BootId, LeaseOwner, Recovery, Store};
+use crate::shm::{BootId, Recovery, Store};
 use ::http::{Request, Response};
 use hyper::body::Incoming;
 use hyper::service::service_fn;
@@ -256,11 +256,10 @@ fn open<S: AsyncRead + AsyncWrite + Unpin + Send + 'static>(stream: S, peer: Str
     };
     Metrics::add(&metrics.accepted, 1);
     Metrics::add(&metrics.connections, 1);
-    let connection = Connection::new(shared.next_id.fetch_add(1, Ordering::Relaxed), peer);
+    let connection = Connection::new(shared.next_id.fetch_add(1, Ordering::Relaxed), peer, shared.state.clone());
     let shared = shared.clone();
     tokio::spawn(async move {
         serve(stream, &connection, shared.clone()).await;
-        shared.state.store.release_owner(LeaseOwner(connection.id));
         Metrics::sub(&shared.state.metrics.connections, 1);
         drop(permit);
     });

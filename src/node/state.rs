@@ -3,7 +3,7 @@
 use super::auth::Tokens;
 use super::config::NodeConfig;
 use super::metrics::Metrics;
-use crate::shm::{BootId, Store};
+use crate::shm::{BootId, LeaseOwner, Store};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
@@ -116,7 +116,6 @@ impl State {
 }
 
 /// One connection: its number is the owner of its leases.
-#[derive(Debug)]
 pub struct Connection {
     /// Unique in the life of the node.
     pub id: u64,
@@ -125,12 +124,13 @@ pub struct Connection {
     /// A call has come.
     pub used: AtomicBool,
     closing: Notify,
+    state: Arc<State>,
 }
 
 impl Connection {
     /// A new one.
-    pub fn new(id: u64, peer: String) -> Arc<Connection> {
-        Arc::new(Connection { id, peer, used: AtomicBool::new(false), closing: Notify::new() })
+    pub fn new(id: u64, peer: String, state: Arc<State>) -> Arc<Connection> {
+        Arc::new(Connection { id, peer, used: AtomicBool::new(false), closing: Notify::new(), state })
     }
 
     /// Ends it, whatever runs on it.
@@ -144,8 +144,15 @@ impl Connection {
     }
 }
 
+/// Its leases end when nothing of it is left: a call that runs on after the socket was closed holds it, and what that call
+/// leased would stay otherwise.
+impl Drop for Connection {
+    fn drop(&mut self) {
+        self.state.store.release_owner(LeaseOwner(self.id));
+    }
+}
+
 /// When a stream last moved.
-#[derive(Debug)]
 pub struct Progress {
     at: AtomicU64,
     connection: Arc<Connection>,
