@@ -216,7 +216,7 @@ impl Engine {
         let (page, chunk) = (u64::from(options.page_size), u64::from(options.chunk));
         let carved = match options.split {
             Split::Fixed => None,
-            Split::Adaptive { chunks } => Some(Carved::of(&pools, chunks)?),
+            Split::Adaptive { chunks } => Some(Carved::of(&pools, chunks, options.page_size, options.kv.window)?),
         };
         let fixed = |pages| if carved.is_some() { 0 } else { pages };
         let cache = Cache::new(CacheConfig {
