@@ -43,6 +43,8 @@ pub struct Request {
     cursor: Cursor,
     keys: PageKeys,
     opened: bool,
+    /// It was refused for want of pages before.
+    refused: bool,
 }
 
 impl Request {
@@ -206,6 +208,7 @@ impl Cache {
             cursor: Cursor::default(),
             keys: PageKeys::default(),
             opened: false,
+            refused: false,
         })
     }
 
@@ -367,6 +370,7 @@ impl Cache {
             evictable: self.tree.evictable_full(),
             promised: self.promised,
             total: u64::from(self.tree.full.usable()),
+            most: self.most_pages().0,
         })
     }
 
@@ -379,6 +383,7 @@ impl Cache {
             evictable: self.tree.evictable_swa(),
             promised: self.quota + self.copy_holds,
             total: self.swa_share(),
+            most: self.most_pages().1,
         })
     }
 
@@ -392,6 +397,7 @@ impl Cache {
             evictable: 0,
             promised: 0,
             total,
+            most: total,
         })
     }
 }

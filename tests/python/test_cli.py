@@ -133,7 +133,7 @@ def test_an_adaptive_split_says_where_it_went(capsys: pytest.CaptureFixture[str]
     assert result["token_hit_rate"] > fixed["token_hit_rate"] + 0.1
     code, out, _ = run(capsys, *words, "--split", "adaptive")
     assert code == 0
-    assert f"{split['to_full'] + split['to_swa']} of {split['chunks']} chunks changed" in out
+    assert f"{split['to_full'] + split['to_swa']} changes of {split['chunks']} chunks" in out
 
 
 def test_a_header_that_promises_more_is_a_warning(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
