@@ -274,7 +274,7 @@ fn unused(full_chunks: u32, adaptive: bool) -> Driver {
 }
 
 /// Opens requests until one is refused, `tries` times with requests that keep nothing; the most that were open at once.
-fn crowd(d: &mut Driver, len: u32, tries: u32) -> usize {
+fn crowd(d: &mut Driver, len: usize, tries: u32) -> usize {
     let (mut open, mut most) = (Vec::new(), 0);
     for n in 0..tries {
         let options = RequestOptions { store: false, ..RequestOptions::default() };
@@ -308,7 +308,7 @@ fn requests_that_are_refused_get_their_pool_chunks_though_nothing_is_dropped() {
 #[test]
 fn one_request_that_is_tried_again_and_again_decides_nothing() {
     let mut d = unused(8, true);
-    let mut request = d.cache.request(words(1, 400), RequestOptions::default()).expect("a prompt");
+    let mut request = d.cache.request(words(1, 100), RequestOptions::default()).expect("a prompt");
     for _ in 0..1000 {
         assert!(d.cache.open(&mut request, 0).is_err());
         d.serve(&words(2, 3));
