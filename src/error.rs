@@ -41,8 +41,11 @@ pub struct OutOfPages {
     pub evictable: u64,
     /// Pages promised to open sequences and not taken yet.
     pub promised: u64,
-    /// Usable pages of this budget; `needed > total` can never succeed.
+    /// Usable pages of this budget.
     pub total: u64,
+    /// The most that it could ever have: `total`, or with a region what the other pool can do without on top. `needed > most`
+    /// can never succeed.
+    pub most: u64,
 }
 
 impl fmt::Display for OutOfPages {
@@ -52,11 +55,13 @@ impl fmt::Display for OutOfPages {
             "out of {} pages: {} needed, {} free + {} quarantined + {} evictable - {} promised to open sequences can be had, of {} in all",
             self.pool, self.needed, self.free, self.quarantined, self.evictable, self.promised, self.total
         )?;
-        if self.needed > self.total {
+        if self.needed > self.most {
             f.write_str(match self.pool {
                 PoolName::Scratch => "; this can never be served, use a smaller chunk or more scratch pages",
                 _ => "; this can never be served, use a larger pool or a shorter request",
             })
+        } else if self.needed > self.total {
+            f.write_str("; try again when the pool has got more chunks, or reassign some to it")
         } else if self.quarantined > 0 {
             f.write_str("; retire the running steps and try again")
         } else {

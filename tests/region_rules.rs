@@ -265,3 +265,87 @@ fn a_chunk_that_is_held_for_long_stays() {
     assert_eq!(d.cache.stats().split.to_swa, 1);
     assert!(d.cache.match_tokens(&words(1, 13), &Key::default(), &[]).expect("a prompt").usable >= 12);
 }
+
+/// A region that balances itself, in which nothing was ever dropped.
+fn unused(full_chunks: u32, adaptive: bool) -> Driver {
+    let mut setup = setup(40, full_chunks);
+    setup.region.as_mut().expect("given above").adaptive = adaptive;
+    Driver::new(&setup)
+}
+
+/// Opens requests until one is refused, `tries` times with requests that keep nothing; the most that were open at once.
+fn crowd(d: &mut Driver, len: usize, tries: u32) -> usize {
+    let (mut open, mut most) = (Vec::new(), 0);
+    for n in 0..tries {
+        let options = RequestOptions { store: false, ..RequestOptions::default() };
+        let mut request = d.cache.request(words(100 + n, len), options).expect("a prompt");
+        match d.cache.open(&mut request, 0) {
+            Ok(seq) => open.push(seq),
+            Err(_) => d.cache.abort(open.remove(0)).expect("open"),
+        }
+        most = most.max(open.len());
+    }
+    open.into_iter().for_each(|seq| d.cache.abort(seq).expect("open"));
+    d.cache.check_integrity().expect("sound");
+    most
+}
+
+#[test]
+fn requests_that_are_refused_get_their_pool_chunks_though_nothing_is_dropped() {
+    // Windows of 6 SWA pages: 15 chunks serve few at once. Prompts of 20 pages: 8 chunks do.
+    for (full_chunks, len) in [(25, 3), (8, 40)] {
+        let fixed = crowd(&mut unused(full_chunks, false), len, 3000);
+        let mut d = unused(full_chunks, true);
+        let before = d.cache.stats().split;
+        let found = crowd(&mut d, len, 3000);
+        assert!(found > fixed, "{found} at once, {fixed} with the fixed split");
+        let after = d.cache.stats().split;
+        let got = if len == 3 { after.to_swa - before.to_swa } else { after.to_full - before.to_full };
+        assert!(got >= 2, "{after:?}");
+    }
+}
+
+#[test]
+fn one_request_that_is_tried_again_and_again_decides_nothing() {
+    let mut d = unused(8, true);
+    let mut request = d.cache.request(words(1, 100), RequestOptions::default()).expect("a prompt");
+    for _ in 0..1000 {
+        assert!(d.cache.open(&mut request, 0).is_err());
+        d.serve(&words(2, 3));
+    }
+    assert_eq!(d.cache.stats().split.to_full, 0);
+}
+
+#[test]
+fn a_chunk_is_not_withheld_from_requests_that_are_all_refused() {
+    let mut d = Driver::new(&setup(18, 6));
+    d.serve(&words(1, 12));
+    // The reader holds a page of the chunk; with the chunk's other pages the next prompt would fit.
+    let reader = d.open(&join(&[&words(1, 12), &words(2, 1)]));
+    assert!(d.cache.reassign(Group::Swa, Some(0)).expect("a chunk"));
+    let mut request = d.cache.request(words(5, 54), RequestOptions::default()).expect("a prompt");
+    let refused = (0..200).take_while(|_| d.cache.open(&mut request, 0).is_err()).count();
+    assert_eq!(refused, 65);
+    assert_eq!((d.cache.stats().split.kept, d.cache.stats().split.draining), (1, None));
+    d.cache.check_integrity().expect("sound");
+    d.cache.abort(reader).expect("open");
+}
+
+#[test]
+fn what_chunks_can_cure_is_not_called_hopeless() {
+    let mut d = Driver::new(&setup(18, 6));
+    // 36 full pages; 13 chunks or 78 pages when the SWA pool has its least.
+    for (len, words_of_it) in [(74, "reassign some"), (158, "never be served")] {
+        let mut request = d.cache.request(words(5, len), RequestOptions::default()).expect("a prompt");
+        match d.cache.open(&mut request, 0) {
+            Err(mimo_cache::error::Error::OutOfPages(short)) => {
+                assert!(short.to_string().contains(words_of_it), "{short}");
+                assert_eq!((short.needed > short.total, short.needed > short.most), (true, len == 158));
+            }
+            other => panic!("{other:?}"),
+        }
+    }
+    while d.cache.reassign(Group::Full, None).expect("a region") {}
+    let mut request = d.cache.request(words(5, 74), RequestOptions::default()).expect("a prompt");
+    d.cache.open(&mut request, 0).expect("room after all");
+}

@@ -54,7 +54,7 @@ class InvalidArgument(MimoCacheError, ValueError):
     """What is allowed."""
 
 class OutOfPages(MimoCacheError):
-    """Pages that cannot be served now; nothing was changed. `needed > total` can never succeed."""
+    """Pages that cannot be served now; nothing was changed. `needed > most` can never succeed."""
 
     pool: str
     """"full", "swa" (windows and checkpoints) or "scratch" (chunk pages beyond the window)."""
@@ -69,7 +69,9 @@ class OutOfPages(MimoCacheError):
     promised: int
     """Pages promised to open sequences and not taken yet."""
     total: int
-    """Usable pages of this budget."""
+    """Usable pages of this budget now."""
+    most: int
+    """The most that it could ever have: `total`, or with a region what the other pool can do without on top."""
 
 class SequenceStateError(MimoCacheError):
     """The call does not fit the state of the sequence or request."""

@@ -128,6 +128,7 @@ impl Cache {
             branch: seq.branch,
             report: seq.report,
             keys: PageKeys::default(),
+            refused: false,
             arrival: seq.arrival,
             back: seq.back,
             found: seq.found,

@@ -43,6 +43,8 @@ pub struct Request {
     cursor: Cursor,
     keys: PageKeys,
     opened: bool,
+    /// It was refused for want of pages before.
+    refused: bool,
 }
 
 impl Request {
@@ -114,10 +116,9 @@ impl Cache {
                     "0 and 0 with a region, which tells them",
                 ));
             }
-            // One sequence's window, and a checkpoint beside it, which may keep a page more than a window.
-            let quota = base_quota(&CacheConfig { swa_pages: 1, ..config.clone() });
-            let kept = u64::from(config.window.div_ceil(config.page_size.max(1))) + 1;
-            let region = region.checked(quota + kept + u64::from(config.scratch_pages))?;
+            let c = &config;
+            let reserved = CacheConfig::reserved_swa(c.page_size, c.window, c.n_mtp, c.scratch_pages);
+            let region = region.checked(reserved)?;
             (config.full_pages, config.swa_pages) = (region.full_ids() as u32, region.swa_ids() as u32);
             config.region = Some(region);
         }
@@ -207,6 +208,7 @@ impl Cache {
             cursor: Cursor::default(),
             keys: PageKeys::default(),
             opened: false,
+            refused: false,
         })
     }
 
@@ -368,6 +370,7 @@ impl Cache {
             evictable: self.tree.evictable_full(),
             promised: self.promised,
             total: u64::from(self.tree.full.usable()),
+            most: self.most_pages().0,
         })
     }
 
@@ -380,6 +383,7 @@ impl Cache {
             evictable: self.tree.evictable_swa(),
             promised: self.quota + self.copy_holds,
             total: self.swa_share(),
+            most: self.most_pages().1,
         })
     }
 
@@ -393,16 +397,28 @@ impl Cache {
             evictable: 0,
             promised: 0,
             total,
+            most: total,
         })
     }
 }
 
-/// SWA pages reserved for the window of one sequence: `ceil((W + n_mtp + 1 + n_mtp) / page) + 2`.
+/// SWA pages reserved for the window of one sequence.
 fn base_quota(c: &CacheConfig) -> u64 {
-    if c.swa_pages == 0 {
-        return 0;
+    if c.swa_pages == 0 { 0 } else { window_pages(c.page_size, c.window, c.n_mtp) }
+}
+
+/// `ceil((W + n_mtp + 1 + n_mtp) / page) + 2`.
+fn window_pages(page_size: u32, window: u32, n_mtp: u32) -> u64 {
+    (u64::from(window) + 2 * u64::from(n_mtp) + 1).div_ceil(u64::from(page_size.max(1))) + 2
+}
+
+impl CacheConfig {
+    /// SWA pages that the SWA pool of a region keeps in any case: scratch, one sequence's window, and a checkpoint beside
+    /// it, which may keep a page more than a window.
+    pub fn reserved_swa(page_size: u32, window: u32, n_mtp: u32, scratch_pages: u32) -> u64 {
+        let kept = u64::from(window.div_ceil(page_size.max(1))) + 1;
+        window_pages(page_size, window, n_mtp) + kept + u64::from(scratch_pages)
     }
-    u64::from(c.window + 2 * c.n_mtp + 1).div_ceil(u64::from(c.page_size)) + 2
 }
 
 fn check_prompt(tokens: &[u32]) -> Result<()> {

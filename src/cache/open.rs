@@ -35,7 +35,8 @@ impl Cache {
         }
         let query = Query::new(&req.tokens, &req.options.spans);
         let found = self.find(&req.base, &req.weights, &req.options.key, query, &mut req.cursor);
-        self.admit(&found, req.tokens.len() as u64, credit)?;
+        let fresh = !std::mem::replace(&mut req.refused, true);
+        self.admit(&found, req.tokens.len() as u64, credit, fresh)?;
         let len = req.tokens.len() as u64;
         let pages = (len / self.page()) as u32;
         let key = self.tree.current_key(&req.base, &req.weights, &req.options.key);
@@ -87,6 +88,7 @@ impl Cache {
             branch: 0,
             report,
             keys,
+            refused: false,
             arrival: Arrival::default(),
             back: 0,
             found: None,
@@ -108,7 +110,10 @@ impl Cache {
         let mut cursor = seq.cursor.clone();
         let seq = &self.seqs[id.index];
         let found = self.find(&seq.base, &seq.weights, &seq.key, seq.query(), &mut cursor);
-        self.admit(&found, seq.tokens.len() as u64, credit)?;
+        let (tokens, fresh) = (seq.tokens.len() as u64, !seq.refused);
+        self.seqs[id.index].refused = true;
+        self.admit(&found, tokens, credit, fresh)?;
+        let seq = &self.seqs[id.index];
         let key = self.tree.current_key(&seq.base, &seq.weights, &seq.key);
         let root = found.root.unwrap_or_else(|| self.tree.ensure_root(key));
         self.seqs[id.index].keys = PageKeys::default();
@@ -116,7 +121,7 @@ impl Cache {
         let seq = &mut self.seqs[id.index];
         seq.keys = made;
         seq.cursor = cursor;
-        seq.parked = false;
+        (seq.parked, seq.refused) = (false, false);
         seq.prompt = seq.tokens.len() as u64;
         seq.report = report;
         self.parked -= 1;
@@ -168,8 +173,17 @@ impl Cache {
         stale
     }
 
-    /// Checks by count that both pools can serve the sequence; changes nothing.
-    fn admit(&self, found: &Found, tokens: u64, credit: u64) -> Result<()> {
+    /// Checks that both pools can serve the sequence. It is `fresh` when it was not refused before.
+    fn admit(&mut self, found: &Found, tokens: u64, credit: u64, fresh: bool) -> Result<()> {
+        let result = self.check_room(found, tokens, credit);
+        if let Err(Error::OutOfPages(short)) = &result {
+            self.refused(short, fresh);
+        }
+        result
+    }
+
+    /// The check by count; changes nothing.
+    fn check_room(&self, found: &Found, tokens: u64, credit: u64) -> Result<()> {
         let total = tokens.checked_add(credit).filter(|&t| t <= MAX_TOKENS).ok_or_else(|| {
             let allowed = format!("{} tokens for a prompt of {tokens}", MAX_TOKENS - tokens);
             Error::invalid("credit", credit, allowed)

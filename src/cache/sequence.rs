@@ -92,6 +92,8 @@ pub(super) struct Seq {
     pub(super) report: Report,
     /// Keys of pages that it is going to publish, as far as they were made before.
     pub(super) keys: PageKeys,
+    /// Parked: opening it again was refused for want of pages before.
+    pub(super) refused: bool,
     /// What was known of it at `open`, and the deepest end of an earlier prompt that it computed again.
     pub(super) arrival: Arrival,
     pub(super) found: Option<(u32, End)>,

@@ -9,7 +9,7 @@
 //! A chunk drains only while every promise and the highest demand of late fit what is left.
 
 use super::{Cache, Group, PageCopy, Stats, Why};
-use crate::error::{Error, Result};
+use crate::error::{Error, OutOfPages, PoolName, Result};
 use crate::pool::{Full, Holding, Page, Quarantined, Region, Swa};
 use crate::tree::Until;
 
@@ -21,7 +21,7 @@ const LOOKS: u32 = 512;
 const SHRINK: u64 = 8;
 /// Opened sequences over which the highest demand is remembered, at least.
 const RECENT: u64 = 256;
-/// Opened sequences after which a chunk that loses no page any more is kept after all.
+/// Opened sequences, or refused ones, after which a chunk that loses no page any more is kept after all.
 const STUCK: u64 = 64;
 /// Pages looked at in all chunks of a pool, and most in one of them, to find the one that is held least.
 const SAMPLES: (u32, u32) = (1024, 16);
@@ -42,9 +42,10 @@ struct Drain {
     len: u32,
     /// Where the next look begins, counted from `first`.
     cursor: u32,
-    /// Pages left, and opened sequences since that number fell.
+    /// Pages left, and opened sequences and refusals since that number fell.
     left: u32,
     waited: u64,
+    refused: u64,
 }
 
 /// The highest of values seen over the last one to two stretches of [`RECENT`].
@@ -182,7 +183,7 @@ impl Cache {
         let tree = &mut self.tree;
         let (first, len) = if from == Group::Full { tree.full.drain(chunk) } else { tree.swa.drain(chunk) };
         let split = self.split.as_deref_mut().expect("checked above");
-        split.drain = Some(Drain { from, chunk, first, len, cursor: 0, left: len, waited: 0 });
+        split.drain = Some(Drain { from, chunk, first, len, cursor: 0, left: len, waited: 0, refused: 0 });
         split.slack = u64::from(slack);
         true
     }
@@ -287,7 +288,7 @@ impl Cache {
         let tree = &mut self.tree;
         let left = if drain.from == Group::Full { tree.full.draining() } else { tree.swa.draining() };
         if left < drain.left {
-            (drain.left, drain.waited) = (left, 0);
+            (drain.left, drain.waited, drain.refused) = (left, 0, 0);
         }
         if left > 0 {
             return;
@@ -317,18 +318,54 @@ impl Cache {
         split.swa_peak.see(self.quota + self.copy_holds, turn);
         match &mut split.drain {
             Some(drain) if drain.waited < STUCK => drain.waited += 1,
-            Some(drain) => {
-                split.kept = Some((drain.from, drain.chunk));
-                if drain.from == Group::Full {
-                    self.tree.full.undrain()
-                } else {
-                    self.tree.swa.undrain()
-                }
-                (split.drain, split.slack) = (None, 0);
-                split.stats.kept += 1;
-            }
+            Some(_) => self.keep_chunk(),
             None => self.balance(),
         }
+    }
+
+    /// The chunk that drains stays with its pool.
+    fn keep_chunk(&mut self) {
+        let Some(split) = self.split.as_deref_mut() else { return };
+        let Some(drain) = split.drain.take() else { return };
+        if drain.from == Group::Full {
+            self.tree.full.undrain()
+        } else {
+            self.tree.swa.undrain()
+        }
+        (split.kept, split.slack) = (Some((drain.from, drain.chunk)), 0);
+        split.stats.kept += 1;
+    }
+
+    /// A sequence was not opened for want of pages. The first time (`fresh`) that is evidence for the pool that was short,
+    /// if chunks can cure it at all. A chunk that empties no further is not withheld for ever from requests that all fail:
+    /// it is the one thing that a refusal may change, and not what lookups find.
+    pub(super) fn refused(&mut self, short: &OutOfPages, fresh: bool) {
+        let Some(split) = self.split.as_deref_mut() else { return };
+        let by = match short.pool {
+            PoolName::Full => Group::Full,
+            PoolName::Swa => Group::Swa,
+            PoolName::Scratch => return,
+        };
+        if let Some(balance) = self.tree.balance().filter(|_| fresh && short.needed <= short.most) {
+            balance.refused(by);
+        }
+        let Some(drain) = &mut split.drain else { return };
+        drain.refused += 1;
+        if drain.refused > STUCK {
+            self.keep_chunk();
+        }
+    }
+
+    /// The most pages that the pools could ever promise, with all chunks that the other one can do without: full, and SWA
+    /// without scratch.
+    pub(super) fn most_pages(&self) -> (u64, u64) {
+        let Some(split) = self.split.as_deref() else {
+            return (u64::from(self.tree.full.usable()), self.swa_share());
+        };
+        let r = &split.region;
+        let pages = |other: u32, per: u32| u64::from(r.chunks - other) * u64::from(per);
+        let scratch = u64::from(self.config.scratch_pages);
+        (pages(r.min_swa_chunks, r.full_pages), pages(r.min_full_chunks, r.swa_pages) - scratch)
     }
 
     /// A pool gets the chunk that it is due.

@@ -8,9 +8,13 @@
 //! Every drop adds its price to the evidence for its pool, as a part of the highest price of late, and for as much of a
 //! chunk as everything that it made worthless, but at most a 64th, so that a few large prompts decide nothing. When
 //! one pool's evidence exceeds the other's by the *patience*, in chunks, it is due a chunk, and evidence is gathered anew.
-//! Patience halves with every further chunk for the same pool, which makes the way from a bad split short, and doubles when
-//! chunks go back and forth, which is what they do around the best split. So a chunk changes pools for at least a quarter
-//! of a chunk that was dropped, and for no less than 16 drops; nothing here depends on a clock.
+//! Patience halves with every further chunk for the same pool, which makes the way from a bad split short, and doubles, to 2
+//! at least, when chunks go back and forth, which is what they do around the best split. So a chunk in use changes pools
+//! for at least a quarter of a chunk that was dropped, and for no less than 16 drops; one that nobody has used yet goes for
+//! an eighth, 8 drops. Nothing here depends on a clock.
+//!
+//! A request that is refused for want of pages is evidence too, as a drop at the highest price: traffic that keeps nothing
+//! drops nothing. A request counts once, however often it is tried.
 
 use crate::cache::types::Group;
 
@@ -57,6 +61,13 @@ impl Balance {
             // Bounded, so that evidence on which nobody could act is soon outweighed.
             self.sum = sum.clamp(-2.0 * PATIENCE.1, 2.0 * PATIENCE.1);
         }
+    }
+
+    /// A request was refused for want of this pool's pages. Nothing was dropped for it, so it counts as a drop at the
+    /// highest price.
+    pub fn refused(&mut self, by: Group) {
+        let sum = self.sum + if by == Group::Full { MOST_OF_CHUNK } else { -MOST_OF_CHUNK };
+        self.sum = sum.clamp(-2.0 * PATIENCE.1, 2.0 * PATIENCE.1);
     }
 
     /// The pool that is due a chunk: one that is `fresh`, which nobody has used yet, or one of the other pool's.
@@ -163,6 +174,17 @@ mod tests {
             b.due(false) == Some(Group::Full)
         });
         assert!(back.is_some_and(|n| n < 1200), "{back:?}");
+    }
+
+    #[test]
+    fn requests_that_are_refused_speak_for_the_pool_that_was_short() {
+        for by in [Group::Full, Group::Swa] {
+            let mut b = Balance::default();
+            (0..63).for_each(|_| b.refused(by));
+            assert_eq!((b.due(false), b.due(true)), (None, Some(by)));
+            b.refused(by);
+            assert_eq!(b.due(false), Some(by));
+        }
     }
 
     #[test]

@@ -17,4 +17,4 @@ pub use fence::{Bucket, Fence, Hold, MoveBucket, NONE, Stamp};
 pub use ids::{ChunkedIds, Holding, MAX_CHUNKS};
 pub use page::{Computed, Full, Page, PoolGroup, Published, Quarantined, Reserved, Swa};
 pub use pool::Pool;
-pub use region::{ChunkShape, MAX_CHUNK_PAGES, Region};
+pub use region::{ChunkShape, MAX_CHUNK_PAGES, Memory, Region};

@@ -10,6 +10,10 @@ use crate::error::{Error, Result};
 
 /// Most pages of one pool in a chunk: what a call does for a whole chunk stays below 0.1 ms.
 pub const MAX_CHUNK_PAGES: u32 = 1 << 16;
+/// Most bytes of a chunk.
+const MAX_CHUNK_BYTES: u64 = 1 << 50;
+/// Most SWA pages of a chunk that has fewer full pages than would fit.
+const FEW: u64 = 64;
 
 /// How a region is cut, and whose its chunks are at the start.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -94,27 +98,39 @@ impl ChunkShape {
     /// all chunks; a stride may be a little larger than its page, which is the waste.
     pub fn fit(full_page: u64, swa_page: u64, most: u64, align: u64) -> Result<Self> {
         check_sizes(full_page, swa_page, align)?;
-        if most > 1 << 50 {
+        if most > MAX_CHUNK_BYTES {
             return Err(Error::invalid("bytes of a chunk", most, "at most 2^50"));
         }
         let [full, swa] = [full_page, swa_page].map(|bytes| bytes.next_multiple_of(align));
         let mut best: Option<(f64, Self)> = None;
-        let high = (most / swa).min(u64::from(MAX_CHUNK_PAGES));
+        let limit = u64::from(MAX_CHUNK_PAGES);
+        // More SWA pages than this would lie beside more full pages than a chunk may have.
+        let high = (most / swa).min(limit).min((limit * full / swa).max(1));
         // Small chunks count only if no larger one works.
         let low = if high >= 2 && (high / 2) * swa >= full { high / 2 } else { 1 };
+        let mut consider = |swa_pages: u64, full_pages: u64| -> Result<bool> {
+            let shape = Self::with_pages(full_pages as u32, swa_pages as u32, full_page, swa_page, align)?;
+            let waste = shape.waste(full_page, swa_page);
+            if shape.bytes <= most
+                && best.is_none_or(|(least, b)| waste < least || (waste == least && shape.bytes > b.bytes))
+            {
+                best = Some((waste, shape));
+            }
+            Ok(shape.bytes <= most)
+        };
+        let mut found = false;
         for swa_pages in low..=high {
-            let room = swa_pages * swa;
-            for full_pages in [room / full, room / full + 1] {
-                if full_pages == 0 || full_pages > u64::from(MAX_CHUNK_PAGES) {
-                    continue;
-                }
-                let shape = Self::with_pages(full_pages as u32, swa_pages as u32, full_page, swa_page, align)?;
-                if shape.bytes > most {
-                    continue;
-                }
-                let waste = shape.waste(full_page, swa_page);
-                if best.is_none_or(|(least, b)| waste < least || (waste == least && shape.bytes > b.bytes)) {
-                    best = Some((waste, shape));
+            let fit = swa_pages * swa / full;
+            for full_pages in [fit, fit + 1].into_iter().filter(|pages| (1..=limit).contains(pages)) {
+                found |= consider(swa_pages, full_pages)?;
+            }
+        }
+        // Strides that divide evenly may need fewer full pages than would fit.
+        for swa_pages in (1..=high.min(FEW)).take(if found { 0 } else { usize::MAX }) {
+            let fit = (swa_pages * swa / full).clamp(1, limit);
+            for full_pages in (1..=fit).rev() {
+                if consider(swa_pages, full_pages)? {
+                    break;
                 }
             }
         }
@@ -136,6 +152,85 @@ impl ChunkShape {
     pub fn waste(&self, full_page: u64, swa_page: u64) -> f64 {
         let used = (u64::from(self.full_pages) * full_page).min(u64::from(self.swa_pages) * swa_page);
         1.0 - used as f64 / self.bytes as f64
+    }
+}
+
+/// Memory that is to become a region.
+#[derive(Debug, Clone, Copy)]
+pub struct Memory {
+    /// What errors call it.
+    pub name: &'static str,
+    /// Its bytes. The region takes no more.
+    pub bytes: u64,
+    /// Bytes of a full page.
+    pub full_page: u64,
+    /// Bytes of an SWA page.
+    pub swa_page: u64,
+    /// What strides are multiples of.
+    pub align: u64,
+    /// SWA pages that the SWA pool keeps in any case: [`CacheConfig::reserved_swa`](crate::cache::CacheConfig::reserved_swa).
+    pub reserved: u64,
+}
+
+impl Memory {
+    /// The chunk of about `most` bytes, and how many of them the memory holds. Chunks are smaller where the pools' least
+    /// would not fit otherwise, and larger where there would be too many.
+    pub fn cut(&self, most: u64) -> Result<(ChunkShape, u32)> {
+        check_sizes(self.full_page, self.swa_page, self.align)?;
+        let page = self.full_page.max(self.swa_page).next_multiple_of(self.align);
+        let mut most = most.clamp(page, MAX_CHUNK_BYTES.max(page));
+        let mut shape = self.fit(most)?;
+        while most > page && self.bytes / shape.bytes < self.least(&shape) {
+            most = (most / 2).max(page);
+            shape = self.fit(most)?;
+        }
+        while self.bytes / shape.bytes > u64::from(MAX_CHUNKS) && most < MAX_CHUNK_BYTES {
+            most = (most * 2).min(MAX_CHUNK_BYTES);
+            shape = self.fit(most)?;
+        }
+        self.counted(shape)
+    }
+
+    /// The chunk of at most `most` bytes, and how many of them the memory holds.
+    pub fn cut_into(&self, most: u64) -> Result<(ChunkShape, u32)> {
+        self.counted(self.fit(most)?)
+    }
+
+    fn fit(&self, most: u64) -> Result<ChunkShape> {
+        ChunkShape::fit(self.full_page, self.swa_page, most, self.align)
+    }
+
+    /// Chunks that both pools need at least.
+    fn least(&self, shape: &ChunkShape) -> u64 {
+        self.reserved.div_ceil(u64::from(shape.swa_pages)).max(1) + 1
+    }
+
+    fn counted(&self, shape: ChunkShape) -> Result<(ChunkShape, u32)> {
+        let (chunks, least) = (self.bytes / shape.bytes, self.least(&shape));
+        let refused = |allowed| Err(Error::invalid(self.name, format!("{} bytes", self.bytes), allowed));
+        if chunks < least {
+            let bytes = least.saturating_mul(shape.bytes);
+            return refused(format!(
+                "at least {bytes} bytes, {least} chunks of {}: a full one, and {} SWA pages for scratch, a window and a \
+                 checkpoint",
+                shape.bytes, self.reserved
+            ));
+        }
+        if chunks > u64::from(MAX_CHUNKS) {
+            let bytes = (u64::from(MAX_CHUNKS) + 1) * shape.bytes - 1;
+            return refused(format!("at most {bytes} bytes, {MAX_CHUNKS} chunks of {}", shape.bytes));
+        }
+        Ok((shape, chunks as u32))
+    }
+
+    /// So many chunks of this shape as a region, with the split nearest to `swa_pages` that both pools' least allow.
+    pub fn region(&self, shape: &ChunkShape, chunks: u32, swa_pages: f64, adaptive: bool) -> Result<Region> {
+        let most = f64::from(chunks - 1);
+        let swa_chunks = (swa_pages / f64::from(shape.swa_pages)).round();
+        let swa_chunks = swa_chunks.max((self.least(shape) - 1) as f64).min(most) as u32;
+        let (full_pages, swa_pages, full_chunks) = (shape.full_pages, shape.swa_pages, chunks - swa_chunks);
+        Region { chunks, full_pages, swa_pages, full_chunks, min_full_chunks: 0, min_swa_chunks: 0, adaptive }
+            .checked(self.reserved)
     }
 }
 
@@ -216,6 +311,60 @@ mod tests {
         let exact = ChunkShape::fit(51_200, 307_200, 10 * 307_200, 256).unwrap();
         assert_eq!((exact.full_pages, exact.swa_pages, exact.bytes), (60, 10, 3_072_000));
         assert_eq!(exact.waste(51_200, 307_200), 0.0);
+    }
+
+    /// MiMo-V2.5-Pro with pages of one token on one of eight ranks, V2.5 with pages of 64, and pages of odd sizes.
+    const PAGES: [(u64, u64, u64); 5] = [
+        (6400, 41_856, 256),
+        (1_474_560, 14_286_848, 256),
+        (1, 1 << 30, 1),
+        (1 << 30, 1, 1),
+        (1_474_560, 14_286_848, 1),
+    ];
+
+    #[test]
+    fn any_chunk_that_holds_a_page_of_each_pool_has_a_shape() {
+        for (full, swa, align) in PAGES {
+            let page = full.max(swa).next_multiple_of(align);
+            for most in [page, page + 1, 2 * page - 1, 3 * page, 64 * page, 1 << 36, 1 << 45] {
+                let s = ChunkShape::fit(full, swa, most, align).unwrap();
+                assert!(s.bytes <= most && s.full_stride >= full && s.swa_stride >= swa, "{s:?} of {most}");
+                assert!(s.full_pages.max(s.swa_pages) <= MAX_CHUNK_PAGES, "{s:?}");
+            }
+            assert!(ChunkShape::fit(full, swa, page - 1, align).unwrap_err().to_string().contains("for one page"));
+        }
+    }
+
+    #[test]
+    fn memory_is_cut_so_that_a_cache_can_have_it() {
+        for (full_page, swa_page, align) in PAGES {
+            for (bytes, reserved) in [(1u64 << 33, 3u64), (1 << 36, 5), (1 << 40, 9), (1 << 45, 100)] {
+                let memory = Memory { name: "memory", bytes, full_page, swa_page, align, reserved };
+                for most in [1, bytes / 5000, bytes / 64, bytes] {
+                    let Ok((shape, chunks)) = memory.cut(most) else {
+                        let smallest = memory.cut_into(full_page.max(swa_page).next_multiple_of(align)).is_err();
+                        assert!(smallest && memory.cut(1 << 50).is_err(), "{memory:?} at {most}");
+                        continue;
+                    };
+                    assert!(u64::from(chunks) * shape.bytes <= bytes && chunks <= MAX_CHUNKS, "{shape:?}");
+                    assert!(u64::from(chunks + 1) * shape.bytes > bytes);
+                    for swa_pages in [0.0, 1e3, 1e12] {
+                        let region = memory.region(&shape, chunks, swa_pages, true).unwrap();
+                        assert_eq!(region.clone().checked(reserved).unwrap(), region);
+                    }
+                }
+            }
+        }
+        let memory =
+            Memory { name: "memory", bytes: 1 << 30, full_page: 1 << 20, swa_page: 1 << 20, align: 1, reserved: 1023 };
+        assert_eq!(memory.cut(1 << 26).unwrap().1, 1024, "chunks of a page, so that all fit");
+        let error = Memory { reserved: 1024, ..memory }.cut(1 << 26).unwrap_err().to_string();
+        assert!(error.contains("memory is 1073741824 bytes, allowed is at least 1074790400 bytes"), "{error}");
+        let error = memory.cut_into(1 << 29).unwrap_err().to_string();
+        assert!(error.contains("at least 1610612736 bytes, 3 chunks of 536870912"), "{error}");
+        let many = Memory { bytes: 1 << 50, full_page: 1, swa_page: 1, ..memory };
+        let error = many.cut(1).unwrap_err().to_string();
+        assert!(error.contains("at most 268500991 bytes, 4096 chunks of 65536"), "{error}");
     }
 
     #[test]

@@ -61,7 +61,7 @@ fn classes(py: Python<'_>) -> PyResult<&Classes> {
             py,
             "OutOfPages",
             "Pages that cannot be served now; nothing was changed. `pool` is \"full\", \"swa\" or \"scratch\"; the \
-             other attributes count pages. `needed > total` can never succeed.",
+             other attributes count pages. `needed > most` can never succeed.",
             &[&base],
             &[
                 ("pool", text("")?),
@@ -71,6 +71,7 @@ fn classes(py: Python<'_>) -> PyResult<&Classes> {
                 ("evictable", zero()?),
                 ("promised", zero()?),
                 ("total", zero()?),
+                ("most", zero()?),
             ],
         )?;
         let state = class(
@@ -196,6 +197,7 @@ fn build(py: Python<'_>, error: Error) -> PyResult<PyErr> {
             e.setattr("evictable", o.evictable)?;
             e.setattr("promised", o.promised)?;
             e.setattr("total", o.total)?;
+            e.setattr("most", o.most)?;
             err
         }
         Error::State { call, state, allowed } => {

@@ -10,6 +10,8 @@ use crate::policy::{PolicyKind, Retention};
 use pyo3::prelude::*;
 
 const U32: u64 = u32::MAX as u64;
+/// Most dropped pages and most events that are remembered, as in the core.
+const MAX_REMEMBERED: u64 = 1 << 28;
 
 /// Arguments both constructors share.
 pub(super) struct Options<'a, 'py> {
@@ -34,7 +36,8 @@ pub(super) fn build(
     options: Options<'_, '_>,
     geometry: Option<Py<PyGeometry>>,
 ) -> PyResult<PyPrefixCache> {
-    let number = |value, default, what| args::int_or(value, default, what, 0, U32).map(|v| v as u32);
+    let upto = |value, default, what, most| args::int_or(value, default, what, 0, most).map(|v| v as u32);
+    let number = |value, default, what| upto(value, default, what, U32);
     let full_pages = number(options.full_pages, 0, "full_pages")?;
     let region = super::region::region(options.region)?;
     // What defaults are taken from: with a region the full pool may have any part of it.
@@ -50,8 +53,8 @@ pub(super) fn build(
         scratch_pages: number(options.scratch_pages, 0, "scratch_pages")?,
         retention: Retention::parse(&retention).map_err(|e| to_py(py, e))?,
         policy: PolicyKind::parse(&policy).map_err(|e| to_py(py, e))?,
-        event_capacity: number(options.events, 65536, "events")?,
-        ghost_pages: number(options.ghosts, u64::from(most_full.saturating_mul(2)), "ghosts")?,
+        event_capacity: upto(options.events, 65536, "events", MAX_REMEMBERED)?,
+        ghost_pages: upto(options.ghosts, (2 * u64::from(most_full)).min(MAX_REMEMBERED), "ghosts", MAX_REMEMBERED)?,
         fingerprint,
         seed: args::int_or(options.seed, 0, "seed", 0, u64::MAX)?,
         max_pinned_pages: number(options.max_pinned_pages, u64::from(most_full / 4), "max_pinned_pages")?,

@@ -3,10 +3,10 @@
 use super::args;
 use super::errors::{invalid, to_py};
 use super::geometry::PyGeometry;
-use crate::cache::Group;
+use crate::cache::{CacheConfig, Group};
 use crate::error::Result;
 use crate::geometry::Geometry;
-use crate::pool::{ChunkShape, Region};
+use crate::pool::{ChunkShape, Memory, Region};
 use pyo3::prelude::*;
 
 const U32: u64 = u32::MAX as u64;
@@ -83,32 +83,27 @@ impl PyRegion {
         adaptive: Option<&Bound<'_, PyAny>>,
     ) -> PyResult<Self> {
         let py = geometry.py();
-        let (full, swa) = page_bytes(geometry)?;
+        let (full_page, swa_page) = page_bytes(geometry)?;
         let size = args::int(size, "size", 1, MAX_BYTES)?;
-        let default = (size / CHUNKS).max(full).max(swa);
-        let most = args::int_or(chunk_bytes, default, "chunk_bytes", 1, MAX_BYTES)?;
-        let scratch = args::int_or(scratch_pages, 0, "scratch_pages", 0, U32)?;
+        let most = chunk_bytes.map(|bytes| args::int(bytes, "chunk_bytes", 1, MAX_BYTES)).transpose()?;
+        let scratch = args::int_or(scratch_pages, 0, "scratch_pages", 0, U32)? as u32;
         let align = args::int_or(align, 256, "align", 1, MAX_BYTES)?;
         let adaptive = args::flag(adaptive, true, "adaptive")?;
+        let rank = geometry.cast::<PyGeometry>()?.get();
+        let (page_size, window, n_mtp) = (rank.0.page_size(), rank.0.window(), rank.0.mtp_heads());
         if !(0.0..1.0).contains(&swa_share) {
             return Err(invalid(py, "swa_share", swa_share, "0 to 1"));
         }
         let made = (|| -> Result<Region> {
-            let shape = ChunkShape::fit(full, swa, most, align)?;
-            let chunks = size / shape.bytes;
-            let pages = f64::from(shape.swa_pages);
-            let kept = (chunks as f64 * pages - scratch as f64).max(0.0) * swa_share;
-            let swa_chunks = ((kept + scratch as f64) / pages).ceil().max(1.0) as u64;
-            Region {
-                chunks: chunks.min(U32) as u32,
-                full_pages: shape.full_pages,
-                swa_pages: shape.swa_pages,
-                full_chunks: chunks.saturating_sub(swa_chunks).min(U32) as u32,
-                min_full_chunks: 1,
-                min_swa_chunks: 1,
-                adaptive,
-            }
-            .checked(0)
+            let reserved = CacheConfig::reserved_swa(page_size, window, n_mtp, scratch);
+            let memory = Memory { name: "size", bytes: size, full_page, swa_page, align, reserved };
+            let (shape, chunks) = match most {
+                Some(most) => memory.cut_into(most)?,
+                None => memory.cut(size / CHUNKS)?,
+            };
+            let scratch = f64::from(scratch);
+            let cached = (f64::from(chunks) * f64::from(shape.swa_pages) - scratch).max(0.0);
+            memory.region(&shape, chunks, cached * swa_share + scratch, adaptive)
         })();
         made.map(PyRegion).map_err(|error| to_py(py, error))
     }

@@ -186,7 +186,7 @@ fn replay<'py>(
         decode_rate,
     };
     let options = given.options(py)?;
-    let outcome = released(py, progress, |beat| run(&path, &options, |now| beat(Some(now))))?;
+    let outcome = released(py, progress, |beat| run(&path, &options, |now| beat((now.total > 0).then_some(now))))?;
     to_dict(py, &options, &outcome)
 }
 

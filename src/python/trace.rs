@@ -115,7 +115,8 @@ fn explain_trace<'py>(
         decode_rate,
     };
     let options = given.options(py)?;
-    let stories = released(py, progress, |beat| explain(&path, &options, which, |now| beat(Some(now))))?;
+    let stories =
+        released(py, progress, |beat| explain(&path, &options, which, |now| beat((now.total > 0).then_some(now))))?;
     PyList::new(py, stories.iter().map(|s| story(py, s)).collect::<PyResult<Vec<_>>>()?)
 }
 

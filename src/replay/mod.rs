@@ -31,4 +31,4 @@ pub use run::outcome::{MAX_SAMPLES, Outcome, Progress, Sample, Totals};
 pub use run::overlap::Service;
 pub use run::{MAX_CHUNK, Options, run, run_from, scan};
 pub use split::{Split, SplitOutcome};
-pub use trace::{Header, Skipped, TraceReader, TraceRequest};
+pub use trace::{Header, Line, Skipped, TraceReader, TraceRequest};

@@ -16,7 +16,7 @@
 
 use crate::error::{Error, Result};
 use crate::replay::spans::SpanMap;
-use crate::replay::trace::{TraceReader, TraceRequest};
+use crate::replay::trace::{Line, TraceReader, TraceRequest};
 use std::collections::BTreeMap;
 
 /// No request.
@@ -74,7 +74,18 @@ impl Optimum {
         let block_size = reader.header().block_size;
         let mut all = Runs::default();
         let mut request = TraceRequest::default();
-        while reader.next_into(&mut request)? {
+        let mut lines = 0u32;
+        loop {
+            let line = reader.next_line(&mut request)?;
+            lines = lines.wrapping_add(1);
+            if lines.is_multiple_of(ASK_EVERY) && !go_on() {
+                return Ok(None);
+            }
+            match line {
+                Line::Request => {}
+                Line::Skipped => continue,
+                Line::End => break,
+            }
             if all.runs.len() + request.blocks.len() > MAX_RUNS || all.starts.len() >= MAX_RUNS {
                 let message = format!("the optimum needs the whole trace in memory: at most {MAX_RUNS} runs of ids");
                 return Err(Error::Trace { line: reader.line(), message });
@@ -83,9 +94,6 @@ impl Optimum {
             all.times.push(request.t_ms);
             all.blocks += request.block_count();
             all.runs.extend_from_slice(&request.blocks);
-            if (all.starts.len() as u32).is_multiple_of(ASK_EVERY) && !go_on() {
-                return Ok(None);
-            }
         }
         all.starts.push(all.runs.len() as u32);
         let line = reader.line();

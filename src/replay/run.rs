@@ -8,7 +8,7 @@ use crate::replay::capacity::{Capacity, KvBytes, Pools};
 use crate::replay::keys::KeyBook;
 use crate::replay::split::{self, Carved, Split, Watch};
 use crate::replay::tokens;
-use crate::replay::trace::{Skipped, TraceReader, TraceRequest};
+use crate::replay::trace::{Line, Skipped, TraceReader, TraceRequest};
 use std::path::Path;
 use std::time::Instant;
 
@@ -21,7 +21,7 @@ use overlap::{Clock, Service};
 
 /// Longest prefill chunk, in tokens.
 pub const MAX_CHUNK: u32 = 1 << 24;
-/// Requests between two calls of the progress function.
+/// Lines of the trace between two calls of the progress function.
 const PROGRESS_EVERY: u64 = 64;
 /// Fewest and most dropped pages that the core remembers, to tell evicted from never seen: in a pool that thrashes a
 /// single request drops as many pages as are cached.
@@ -56,17 +56,29 @@ pub struct Options {
     pub samples: u32,
 }
 
-/// The first pass: reads all of a trace, checks its ids and counts.
-pub fn scan(reader: TraceReader) -> Result<Totals> {
+/// The first pass: reads all of a trace, checks its ids and counts. `progress` is called now and then; `None` when it
+/// returned `false`.
+pub fn scan(reader: TraceReader, mut progress: impl FnMut() -> bool) -> Result<Option<Totals>> {
     let mut reader = reader.check_ids();
     let size = u64::from(reader.header().block_size);
     let mut request = TraceRequest::default();
     let (mut requests, mut blocks, mut partial) = (0u64, 0u64, 0u64);
-    while reader.next_into(&mut request)? {
-        requests += 1;
-        let full = request.block_count();
-        blocks += full;
-        partial += request.prompt_tokens - full * size;
+    let mut lines = 0u64;
+    loop {
+        match reader.next_line(&mut request)? {
+            Line::Request => {
+                requests += 1;
+                let full = request.block_count();
+                blocks += full;
+                partial += request.prompt_tokens - full * size;
+            }
+            Line::Skipped => {}
+            Line::End => break,
+        }
+        lines += 1;
+        if lines.is_multiple_of(PROGRESS_EVERY) && !progress() {
+            return Ok(None);
+        }
     }
     if requests == 0 {
         let message = match reader.skipped() {
@@ -77,18 +89,18 @@ pub fn scan(reader: TraceReader) -> Result<Totals> {
         };
         return Err(Error::Trace { line: reader.line() + 1, message });
     }
-    Ok(Totals {
+    Ok(Some(Totals {
         header: reader.header().clone(),
         requests,
         prompt_tokens: blocks * size,
         partial_tokens: partial,
         unique_tokens: reader.distinct_ids() * size,
         skipped: reader.skipped().clone(),
-    })
+    }))
 }
 
-/// Both passes over the file at `path`. `progress` is called now and then; when it returns `false` the replay stops and
-/// gives `None`.
+/// Both passes over the file at `path`. `progress` is called now and then, with nothing done of nothing in the first pass;
+/// when it returns `false` the replay stops and gives `None`.
 pub fn run(path: &Path, options: &Options, progress: impl FnMut(Progress) -> bool) -> Result<Option<Outcome>> {
     run_from(|| TraceReader::open(path), options, progress)
 }
@@ -99,24 +111,32 @@ pub fn run_from(
     options: &Options,
     mut progress: impl FnMut(Progress) -> bool,
 ) -> Result<Option<Outcome>> {
-    let (totals, pools, mut engine, mut reader) = begin(&mut open, options)?;
+    let Some((totals, pools, mut engine, mut reader)) = begin(&mut open, options, &mut progress)? else {
+        return Ok(None);
+    };
     let block = totals.header.block_size;
     let mut request = TraceRequest::default();
     let start = Instant::now();
     let mut now = Progress { done: 0, total: totals.requests, prompt_tokens: 0, hit_tokens: 0 };
     let mut samples = Vec::with_capacity(options.samples as usize);
-    while reader.next_into(&mut request)? {
-        engine.serve(&request, block)?;
-        now.done += 1;
-        let due = (samples.len() as u64 + 1) * totals.requests / u64::from(options.samples.max(1));
-        if samples.len() < options.samples as usize && now.done >= due {
-            samples.push(engine.sample(now.done, request.t_ms));
-        }
-        if now.done.is_multiple_of(PROGRESS_EVERY) {
-            (now.prompt_tokens, now.hit_tokens) = (engine.prompt_tokens, engine.hit_tokens);
-            if !progress(now) {
-                return Ok(None);
+    let mut lines = 0u64;
+    loop {
+        match reader.next_line(&mut request)? {
+            Line::Request => {
+                engine.serve(&request, block)?;
+                now.done += 1;
+                (now.prompt_tokens, now.hit_tokens) = (engine.prompt_tokens, engine.hit_tokens);
+                let due = (samples.len() as u64 + 1) * totals.requests / u64::from(options.samples.max(1));
+                if samples.len() < options.samples as usize && now.done >= due {
+                    samples.push(engine.sample(now.done, request.t_ms));
+                }
             }
+            Line::Skipped => {}
+            Line::End => break,
+        }
+        lines += 1;
+        if lines.is_multiple_of(PROGRESS_EVERY) && !progress(now) {
+            return Ok(None);
         }
     }
     engine.run_to_the_end()?;
@@ -143,13 +163,15 @@ pub fn run_from(
     }))
 }
 
-/// The first pass, and everything that the second needs.
+/// The first pass, and everything that the second needs; `None` when `progress` stopped it.
 fn begin(
     open: &mut impl FnMut() -> Result<TraceReader>,
     options: &Options,
-) -> Result<(Totals, Pools, Engine, TraceReader)> {
+    progress: &mut impl FnMut(Progress) -> bool,
+) -> Result<Option<(Totals, Pools, Engine, TraceReader)>> {
     check(options)?;
-    let totals = scan(open()?.skip_bad(options.skip_bad))?;
+    let none = Progress { done: 0, total: 0, prompt_tokens: 0, hit_tokens: 0 };
+    let Some(totals) = scan(open()?.skip_bad(options.skip_bad), || progress(none))? else { return Ok(None) };
     let block = totals.header.block_size;
     if !block.is_multiple_of(options.page_size) {
         let allowed = format!("a power of two that divides the trace's block of {block} tokens");
@@ -169,7 +191,7 @@ fn begin(
     if totals.skipped.ids > 0 {
         reader = reader.check_ids();
     }
-    Ok((totals, pools, engine, reader))
+    Ok(Some((totals, pools, engine, reader)))
 }
 
 fn check(options: &Options) -> Result<()> {
@@ -216,7 +238,7 @@ impl Engine {
         let (page, chunk) = (u64::from(options.page_size), u64::from(options.chunk));
         let carved = match options.split {
             Split::Fixed => None,
-            Split::Adaptive { chunks } => Some(Carved::of(&pools, chunks)?),
+            Split::Adaptive { chunks } => Some(Carved::of(&pools, chunks, options.page_size, options.kv.window)?),
         };
         let fixed = |pages| if carved.is_some() { 0 } else { pages };
         let cache = Cache::new(CacheConfig {

@@ -1,8 +1,8 @@
 //! A replay whose pools share one region: the capacity cut into chunks, and where the split went.
 
-use crate::cache::{Cache, Group, SplitStats};
+use crate::cache::{Cache, CacheConfig, Group, SplitStats};
 use crate::error::{Error, Result};
-use crate::pool::{ChunkShape, Region};
+use crate::pool::{Memory, Region};
 use crate::replay::capacity::Pools;
 
 /// Chunks into which a region is cut when nobody says otherwise. Finer is nearer to the best split and slower to get
@@ -45,31 +45,22 @@ pub struct Carved {
 }
 
 impl Carved {
-    /// Cuts the bytes of both pools and of scratch into about `chunks` chunks, with the split nearest to that of
-    /// `pools`. What is left over, less than a chunk, stays unused.
-    pub fn of(pools: &Pools, chunks: u32) -> Result<Self> {
+    /// Cuts the bytes of both pools and of scratch into at least `chunks` chunks beside scratch, where pages are small enough
+    /// and no more than 4,096 are needed, with the split nearest to that of `pools`. What is left over, less than a chunk,
+    /// stays unused. Windows have `window` tokens, pages `page`.
+    pub fn of(pools: &Pools, chunks: u32, page: u32, window: u32) -> Result<Self> {
         if pools.full_pages == 0 || pools.swa_pages == 0 {
             return Err(Error::invalid("split", "\"adaptive\"", "\"fixed\" for a model with one group"));
         }
         let full_page = pools.full_bytes / u64::from(pools.full_pages);
         let swa_page = pools.swa_bytes / u64::from(pools.swa_pages);
-        let total = pools.full_bytes + pools.swa_bytes + pools.scratch_bytes;
+        let bytes = pools.full_bytes.saturating_add(pools.swa_bytes).saturating_add(pools.scratch_bytes);
+        let reserved = CacheConfig::reserved_swa(page, window, 0, pools.scratch_pages);
+        let memory = Memory { name: "capacity and scratch", bytes, full_page, swa_page, align: 1, reserved };
         // Scratch is neither cache nor ever given away: small pools beside it are cut finely all the same.
-        let cached = pools.full_bytes + pools.swa_bytes;
-        let most = (cached / u64::from(chunks)).max(full_page).max(swa_page);
-        let shape = ChunkShape::fit(full_page, swa_page, most, 1)?;
-        let chunks = ((total + shape.bytes / 2) / shape.bytes).min(u64::from(crate::pool::MAX_CHUNKS)) as u32;
-        let swa = pools.swa_pages + pools.scratch_pages;
-        let swa_chunks = (f64::from(swa) / f64::from(shape.swa_pages)).round() as u32;
-        let region = Region {
-            chunks,
-            full_pages: shape.full_pages,
-            swa_pages: shape.swa_pages,
-            full_chunks: chunks.saturating_sub(swa_chunks.max(1)),
-            min_full_chunks: 0,
-            min_swa_chunks: 0,
-            adaptive: true,
-        };
+        let (shape, chunks) = memory.cut((bytes - pools.scratch_bytes) / u64::from(chunks))?;
+        let swa = f64::from(pools.swa_pages) + f64::from(pools.scratch_pages);
+        let region = memory.region(&shape, chunks, swa, true)?;
         Ok(Carved { region, chunk_bytes: shape.bytes, scratch_bytes: pools.scratch_bytes })
     }
 

@@ -102,6 +102,17 @@ pub struct TraceReader {
     broken: bool,
 }
 
+/// What a line of a trace was.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Line {
+    /// A request.
+    Request,
+    /// One that cannot be used.
+    Skipped,
+    /// There was none.
+    End,
+}
+
 impl TraceReader {
     /// Opens a regular file and reads its header.
     pub fn open(path: &Path) -> Result<Self> {
@@ -176,18 +187,30 @@ impl TraceReader {
     /// Reads the next request into `out`; `false` at the end.
     pub fn next_into(&mut self, out: &mut TraceRequest) -> Result<bool> {
         loop {
-            let error = match self.read_request(out) {
-                Ok(more) => return Ok(more),
-                Err(error) => error,
-            };
-            if !self.skip || !matches!(error, Error::Trace { .. }) {
-                return Err(error);
-            }
-            self.skipped.lines += 1;
-            if self.skipped.first.len() < SHOWN {
-                self.skipped.first.push(error.to_string());
+            match self.next_line(out)? {
+                Line::Request => return Ok(true),
+                Line::Skipped => {}
+                Line::End => return Ok(false),
             }
         }
+    }
+
+    /// Reads one line: a request into `out`, or one that is passed over. For callers that must be heard now and then,
+    /// however long a stretch of such lines is.
+    pub fn next_line(&mut self, out: &mut TraceRequest) -> Result<Line> {
+        let error = match self.read_request(out) {
+            Ok(true) => return Ok(Line::Request),
+            Ok(false) => return Ok(Line::End),
+            Err(error) => error,
+        };
+        if !self.skip || !matches!(error, Error::Trace { .. }) {
+            return Err(error);
+        }
+        self.skipped.lines += 1;
+        if self.skipped.first.len() < SHOWN {
+            self.skipped.first.push(error.to_string());
+        }
+        Ok(Line::Skipped)
     }
 
     fn read_request(&mut self, out: &mut TraceRequest) -> Result<bool> {

@@ -137,6 +137,7 @@ impl World {
         let total = if short.pool == mimo_cache::error::PoolName::Full { stats.full.total } else { stats.swa.total };
         assert!(short.total <= total, "{short}: the pool has {total} pages");
         assert!(short.needed > 0, "{short}: nothing was needed");
+        assert!(short.total <= short.most && (self.setup.region.is_some() || short.total == short.most), "{short}");
     }
 
     /// What must hold between operations.

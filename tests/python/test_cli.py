@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any, cast
 
 import pytest
 
@@ -133,7 +134,33 @@ def test_an_adaptive_split_says_where_it_went(capsys: pytest.CaptureFixture[str]
     assert result["token_hit_rate"] > fixed["token_hit_rate"] + 0.1
     code, out, _ = run(capsys, *words, "--split", "adaptive")
     assert code == 0
-    assert f"{split['to_full'] + split['to_swa']} of {split['chunks']} chunks changed" in out
+    assert f"{split['to_full'] + split['to_swa']} changes of {split['chunks']} chunks" in out
+
+
+def test_an_adaptive_split_takes_chunks_and_shares_of_any_size(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    lines = [{"t": n, "s": n % 40, "i": 6400, "o": 1, "h": [[n % 40 * 100, 100]]} for n in range(120)]
+    path = write(tmp_path / "long.jsonl", [{"block_size": 64}, *lines])
+
+    def replayed(*words: str) -> dict[str, Any]:
+        code, out, err = run(capsys, "replay", path, "--split", "adaptive", *words, "--json")
+        assert code == 0, err
+        return cast("dict[str, Any]", json.loads(out))
+
+    # 8,126 pages of scratch leave the cache as large as a few pages of them do.
+    rates = [replayed("--capacity", "14GiB", "--chunk", chunk)["token_hit_rate"] for chunk in ("8192", "520000")]
+    assert rates[1] == pytest.approx(rates[0], abs=0.02)
+    assert rates[1] > 0.3
+    for capacity, share in (("1000%", "0.999"), ("40GiB", "0.005"), ("14GiB", "0.99"), ("100TiB", "0.1")):
+        result = replayed("--capacity", capacity, "--swa-share", share)
+        split = result["split"]
+        limit = result["full_bytes"] + result["swa_bytes"] + result["scratch_bytes"]
+        assert split["chunks"] * split["chunk_bytes"] <= limit
+    code, _, err = run(capsys, "replay", path, "--split", "adaptive", "--capacity", "1000TiB")
+    assert code == 2
+    assert "capacity and scratch is" in err
+    assert "allowed is at most" in err
 
 
 def test_a_header_that_promises_more_is_a_warning(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from hypothesis.stateful import initialize, invariant, rule, run_state_machine_a
 import mimo_cache
 from engine import HEADS, ROW, Engine, Rows
 from helpers import Steps, plain, refused, tables
-from mimo_cache import Geometry, InvalidArgument, PrefixCache, Region, _core
+from mimo_cache import Geometry, InvalidArgument, OutOfPages, PrefixCache, Region, _core
 from reference import Layout
 from test_state_machine import Machine
 from world import RETENTION, SMALL, Prompt
@@ -176,12 +176,41 @@ def test_fit_and_layout() -> None:
         ({"size": 1 << 30, "chunk_bytes": 1000}, "bytes of a chunk"),
         ({"size": 1 << 30, "swa_share": 1.5}, "swa_share"),
         ({"size": 1 << 30, "align": 3}, "power of two"),
-        ({"size": 1 << 20}, "chunks of the region"),
+        ({"size": 1 << 20}, "size is 1048576 bytes, allowed is at least"),
     ):
         with pytest.raises(InvalidArgument, match=words):
             Region.fit(geometry, **arguments)
     with pytest.raises(InvalidArgument, match="single group"):
         Region.fit(Geometry.preset("uniform"), 1 << 30)
+
+
+@pytest.mark.parametrize("page_size", [1, 64])
+@pytest.mark.parametrize(("size", "scratch"), [(1 << 31, 10), (64 << 30, 130), (1 << 45, 8193)])
+@pytest.mark.parametrize("share", [0.0, 0.001, 0.5, 0.999])
+def test_a_cache_takes_whatever_region_fits(page_size: int, size: int, scratch: int, share: float) -> None:
+    geometry = Geometry.preset("mimo-v2.5-pro", tp_size=8, page_size=page_size)
+    if size == 1 << 45 and page_size == 1:
+        with pytest.raises(InvalidArgument, match="size is 35184372088832 bytes, allowed is at most"):
+            Region.fit(geometry, size, swa_share=share, scratch_pages=scratch)
+        return
+    r = Region.fit(geometry, size, swa_share=share, scratch_pages=scratch)
+    chunk, _, _, waste = r.layout(geometry)
+    assert size - chunk < r.chunks * chunk <= size
+    assert waste < 0.05
+    assert r.min_full_chunks <= r.full_chunks <= r.chunks - r.min_swa_chunks
+    cache = PrefixCache(geometry, region=r, scratch_pages=scratch, events=0, ghosts=0)
+    assert cache.region == r
+
+
+def test_a_pool_that_may_get_larger_says_so() -> None:
+    cache = shared()
+    with pytest.raises(OutOfPages, match="reassign some") as info:
+        cache.request(np.arange(50 * 4, dtype=np.int32)).open()
+    error = info.value
+    assert (error.needed, error.total, error.most) == (50, 48, 60)
+    with pytest.raises(OutOfPages, match="never be served") as info:
+        cache.request(np.arange(61 * 4, dtype=np.int32)).open()
+    assert info.value.needed > info.value.most == 60
 
 
 # The state machine

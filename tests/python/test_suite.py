@@ -157,8 +157,9 @@ def test_what_does_not_go_together_is_refused(folder: Path, tmp_path: Path, caps
         assert cli.main(["replay", *words]) == 2
         assert part in capsys.readouterr().err
     (tmp_path / "bad.jsonl").write_text('{"block_size": 64}\n{}\n')
-    with pytest.raises(TraceError):
+    with pytest.raises(TraceError, match=r"bad\.jsonl: trace line 2: ") as info:
         suite.run(tmp_path, OPTIONS)
+    assert info.value.line == 2
     with pytest.raises(InvalidArgument, match="policy"):
         suite.run(folder, {**OPTIONS, "policy": "fifo"})
 

@@ -115,6 +115,8 @@ def test_plain_texts_and_tokens(tmp_path: Path) -> None:
         {"t": 300, "s": -1, "i": 125, "o": 0, "h": [[2, 1]]},
     ]
     assert converted(tmp_path, "plain", lines, block_size=26)[0]["h"] == [[0, 5]]
+    with pytest.raises(InvalidArgument, match="block size is 0, allowed is 1 to"):
+        convert("plain", tmp_path / "in.jsonl", tmp_path / "none.jsonl", Options(block_size=0))
 
 
 def session_of(*requests: dict[str, Any], **more: Any) -> dict[str, Any]:
@@ -227,6 +229,8 @@ BAD = [
     ("plain", {"tokens": [1, -1]}, "tokens has -1"),
     ("plain", {"tokens": [1, 1 << 32]}, "tokens has 4294967296"),
     ("plain", {"tokens": [1, "2"]}, "tokens has '2'"),
+    ("plain", {"tokens": [1, True]}, "tokens has True"),
+    ("plain", {"tokens": [False, 1.5]}, "tokens has False"),
     ("plain", {"tokens": {"1": 2}}, "allowed is a list of token ids"),
     ("plain", {"prompt": 5}, "prompt is 5, allowed is text"),
     ("plain", {"prompt": "x", "session": [1]}, "session is"),

@@ -134,7 +134,7 @@ def _table(result: dict[str, Any]) -> str:
     ]
     if (split := result["split"]) is not None:
         start, mean, end = (f"{split[when]:.1%}" for when in ("start", "mean", "end"))
-        changed = f"{split['to_full'] + split['to_swa']:,} of {split['chunks']:,} chunks changed"
+        changed = f"{split['to_full'] + split['to_swa']:,} changes of {split['chunks']:,} chunks"
         rows.insert(5, ("split", f"SWA {start} of the bytes at first, {mean} on average, {end} in the end; {changed}"))
     if "optimum" in result:
         best = result["optimum"]

@@ -8,8 +8,9 @@ two at a time, one a core; a replay is one thread without the interpreter's lock
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_EXCEPTION, ThreadPoolExecutor, wait
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -113,7 +114,7 @@ def run(
                         row = Row(model, percent)
                         runs.rows.append(row)
                         jobs.append(pool.submit(_row, path, runs.name, row, options, swa_share, progress, say))
-                jobs.append(pool.submit(_facts, path, runs, options))
+                jobs.append(pool.submit(_named_facts, path, runs, options))
             done, _ = wait(jobs, return_when=FIRST_EXCEPTION)
             for job in done:
                 job.result()
@@ -125,6 +126,29 @@ def run(
 
 
 def _row(
+    path: Path,
+    name: str,
+    row: Row,
+    options: dict[str, Any],
+    swa_share: float | None,
+    progress: Callable[..., None],
+    say: Callable[[str], None],
+) -> None:
+    with _named(path):
+        _fill(path, name, row, options, swa_share, progress, say)
+
+
+@contextmanager
+def _named(path: Path) -> Iterator[None]:
+    """Errors about a trace, which do not know its file, name it."""
+    try:
+        yield
+    except (_core.InvalidArgument, _core.TraceError) as error:
+        error.args = (f"{path}: {error}",)
+        raise
+
+
+def _fill(
     path: Path,
     name: str,
     row: Row,
@@ -157,6 +181,11 @@ def _replay(path: Path, given: dict[str, Any], few: bool) -> dict[str, Any]:
     if "swa_share" in given or given["model"] == "uniform":
         return replay(path, **given)
     return best_split(path, refine=5 if few else 1, **given)
+
+
+def _named_facts(path: Path, runs: TraceRuns, options: dict[str, Any]) -> None:
+    with _named(path):
+        _facts(path, runs, options)
 
 
 def _facts(path: Path, runs: TraceRuns, options: dict[str, Any]) -> None:

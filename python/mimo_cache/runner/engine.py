@@ -216,7 +216,7 @@ class Engine:
                 lane.seq = self.core(lane.request.open, credit=lane.params.max_tokens)
             except OutOfPages as error:
                 # With nothing running, nothing will be given back: waiting would never end.
-                if error.needed > error.total or not self.running:
+                if error.needed > error.most or not self.running:
                     self.refused = self.waiting.popleft().uid
                     return error
                 return None

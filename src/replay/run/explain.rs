@@ -4,12 +4,12 @@
 //! requests of the trace. Beside it stands what the trace knows: which request used each stretch of the prompt last.
 //! The two are independent, so that a story can be checked against itself.
 
-use super::{Engine, Options, Progress, begin};
+use super::{Engine, Options, PROGRESS_EVERY, Progress, begin};
 use crate::cache::types::{Explanation, Loss};
 use crate::error::{Error, Result};
 use crate::key::Key;
 use crate::replay::spans::SpanMap;
-use crate::replay::trace::{TraceReader, TraceRequest};
+use crate::replay::trace::{Line, TraceReader, TraceRequest};
 use std::collections::HashMap;
 use std::path::Path;
 
@@ -19,8 +19,6 @@ pub const MAX_STORIES: usize = 4096;
 const MAX_SESSIONS: usize = 1 << 20;
 /// Stretches of a prompt by last use that a story lists: the first.
 const MAX_SEEN: usize = 64;
-/// Requests between two calls of the progress function.
-const PROGRESS_EVERY: u64 = 64;
 
 /// Requests to tell about.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -104,7 +102,7 @@ pub fn explain_from(
     which: Which,
     mut progress: impl FnMut(Progress) -> bool,
 ) -> Result<Option<Vec<Story>>> {
-    let (totals, _, engine, mut reader) = begin(&mut open, options)?;
+    let Some((totals, _, engine, mut reader)) = begin(&mut open, options, &mut progress)? else { return Ok(None) };
     if let Which::Request(n) = which
         && !(1..=totals.requests).contains(&n)
     {
@@ -122,8 +120,20 @@ pub fn explain_from(
     };
     let mut request = TraceRequest::default();
     let mut done = 0;
-    while reader.next_into(&mut request)? {
-        done += 1;
+    let mut lines = 0u64;
+    loop {
+        lines += 1;
+        if lines.is_multiple_of(PROGRESS_EVERY) {
+            let (prompt_tokens, hit_tokens) = (teller.engine.prompt_tokens, teller.engine.hit_tokens);
+            if !progress(Progress { done, total: totals.requests, prompt_tokens, hit_tokens }) {
+                return Ok(None);
+            }
+        }
+        match reader.next_line(&mut request)? {
+            Line::Request => done += 1,
+            Line::Skipped => continue,
+            Line::End => break,
+        }
         let wanted = match which {
             Which::Request(n) => n == done,
             Which::Session(s) => s == request.session,
@@ -131,12 +141,6 @@ pub fn explain_from(
         teller.next(&request, wanted)?;
         if which == Which::Request(done) || teller.stories.len() == MAX_STORIES {
             break;
-        }
-        if done.is_multiple_of(PROGRESS_EVERY) {
-            let (prompt_tokens, hit_tokens) = (teller.engine.prompt_tokens, teller.engine.hit_tokens);
-            if !progress(Progress { done, total: totals.requests, prompt_tokens, hit_tokens }) {
-                return Ok(None);
-            }
         }
     }
     match which {

@@ -195,17 +195,33 @@ fn a_bad_line_in_the_second_half_is_found_before_anything_runs() {
     let mut bytes = trace(4, &vec![vec![1, 2]; 500]);
     bytes.extend(b"{\"t\":500}\n");
     let options = options(0, Capacity::FullTokens(40), 0.0, "prompt_end");
-    let mut calls = 0;
+    let mut done = 0;
     let result = run_from(
         || TraceReader::new(Cursor::new(bytes.clone()), "trace".into()),
         &options,
-        |_| {
-            calls += 1;
+        |now| {
+            done += now.done + now.total;
             true
         },
     );
     assert!(matches!(result, Err(Error::Trace { line: 502, .. })), "{result:?}");
-    assert_eq!(calls, 0);
+    assert_eq!(done, 0);
+}
+
+#[test]
+fn progress_is_heard_in_the_first_pass_and_over_lines_that_are_skipped() {
+    let mut bytes = trace(4, &[vec![1, 2]]);
+    (0..500).for_each(|_| bytes.extend(b"{\"t\":500}\n"));
+    let options = Options { skip_bad: true, ..options(0, Capacity::FullTokens(40), 0.0, "prompt_end") };
+    let open = || TraceReader::new(Cursor::new(bytes.clone()), "trace".into());
+    let (mut first, mut second) = (0, 0);
+    let outcome = run_from(open, &options, |now| {
+        *if now.total == 0 { &mut first } else { &mut second } += 1;
+        true
+    });
+    assert_eq!(outcome.unwrap().map(|o| o.totals.skipped.lines), Some(500));
+    assert_eq!((first, second), (7, 7));
+    assert_eq!(run_from(open, &options, |now| now.total > 0).unwrap(), None);
 }
 
 #[test]
@@ -217,7 +233,7 @@ fn progress_can_stop_a_replay() {
         || TraceReader::new(Cursor::new(bytes.clone()), "trace".into()),
         &options,
         |now| {
-            seen.push(now);
+            seen.extend((now.total > 0).then_some(now));
             seen.len() < 2
         },
     );

@@ -56,7 +56,7 @@ class Format:
 
     def __init__(self, options: Options) -> None:
         self.options = options
-        self.block_size = options.block_size or self.default_block()
+        self.block_size = self.default_block() if options.block_size is None else options.block_size
         if not 1 <= self.block_size <= 1 << 20 or (not self.splits and self.block_size % self.own_block):
             allowed = "1 to 1048576" if self.splits else f"a multiple of {self.own_block}, the blocks of {self.name}"
             raise InvalidArgument(f"block size is {self.block_size}, allowed is {allowed}")

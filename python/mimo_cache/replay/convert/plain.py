@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
+from contextlib import suppress
 from typing import Any
 
 from . import source
@@ -50,8 +51,9 @@ class Plain(Format):
             return text[: len(text) // 4 * 4]
         if not isinstance(value, list):
             raise bad(number, f"tokens is {source.shown(value)}, allowed is a list of token ids")
-        try:
-            return b"".join(token.to_bytes(4, "little") for token in value)
-        except (AttributeError, OverflowError):
-            wrong = next(v for v in value if not isinstance(v, int) or not 0 <= v < 1 << 32)
-            raise bad(number, f"tokens has {source.shown(wrong)}, allowed are token ids from 0 to 4294967295") from None
+        # JSON has no other type that passes for a whole number.
+        if bool not in set(map(type, value)):
+            with suppress(AttributeError, OverflowError):
+                return b"".join(token.to_bytes(4, "little") for token in value)
+        wrong = next(v for v in value if not isinstance(v, int) or isinstance(v, bool) or not 0 <= v < 1 << 32)
+        raise bad(number, f"tokens has {source.shown(wrong)}, allowed are token ids from 0 to 4294967295")
