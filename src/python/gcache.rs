@@ -19,8 +19,9 @@ const ITEM: &str = "a PutItem, or a tuple (id, data[, page_index[, superseded[, 
 
 /// A client of a GCache cluster for engines: many nodes, read straight into the caller's memory.
 ///
-/// The calls of `mimo_cache.gcache.Client`, with the same results, and `put_later`, `flush`, `metrics` and `breakers`. Any
-/// number of threads may call; the GIL is released while they wait and copy.
+/// The calls of `mimo_cache.gcache.Client`, with the same results, and `put_later`, `flush`, `metrics` and
+/// `breakers`. Any number of threads may call; the GIL is released while they wait and copy. `mimo_cache.gcache`
+/// explains names, buffers, time and errors.
 #[pyclass(frozen, name = "GCacheClient", module = "mimo_cache")]
 pub(super) struct PyGCacheClient {
     /// `None` once it is closed.
@@ -109,9 +110,9 @@ impl PyGCacheClient {
 
     /// For each key the mask of the parts that are there: bit p for part p; 0 where its node cannot be asked.
     ///
-    /// With `lease_ms` they stay for so long, as far as the nodes' lease bytes go. `extents`: for each key that of its page;
-    /// None only where every page is an extent of its own. `want`: a key that lacks any of these parts is also asked of the
-    /// owner before the last change of membership.
+    /// With `lease_ms` they stay for so long, as far as the nodes' lease bytes go. `extents`: for each key that of
+    /// its page; None only where every page is an extent of its own. `want`: a key that lacks any of these parts is
+    /// also asked of the owner before the last change of membership.
     #[pyo3(signature = (keys, extents=None, lease_ms=None, *, want=None, deadline=None))]
     #[pyo3(text_signature = "($self, keys, extents=None, lease_ms=0, *, want=18446744073709551615, deadline=None)")]
     fn exists(
@@ -149,8 +150,8 @@ impl PyGCacheClient {
         }
     }
 
-    /// One `GetResult` for each id. With `into`, one writable buffer for each id (or a list of buffers, to be filled one after
-    /// the other), bytes go there as they come; what is in a buffer without a hit is anything.
+    /// One result for each id. With `into`, one writable buffer for each id (or a list of buffers, to be filled
+    /// one after the other), bytes go there as they come; what is in a buffer without a hit is anything.
     #[pyo3(signature = (ids, into=None, *, deadline=None))]
     fn get<'py>(
         &self,
@@ -189,8 +190,8 @@ impl PyGCacheClient {
         taken.into_iter().enumerate().map(result).collect()
     }
 
-    /// A `PutStatus` for each item. Bytes of objects that are there already are not sent. `data` may be a list of buffers; it must
-    /// not change before this returns.
+    /// A status for each item. Bytes of objects that are there already are not sent. `data` may be a list of
+    /// buffers; it must not change before this returns.
     #[pyo3(signature = (items, *, deadline=None))]
     fn put<'py>(
         &self,
@@ -206,8 +207,8 @@ impl PyGCacheClient {
         stored.iter().map(|s| results::stored(py, s)).collect()
     }
 
-    /// Stores without waiting: values are copied into a bounded queue and sent in the background, or dropped and counted in
-    /// `metrics()`. Returns how many were taken.
+    /// Stores without waiting: values are copied into a bounded queue and sent in the background, or dropped and
+    /// counted in `metrics()`. Returns how many were taken.
     #[pyo3(signature = (items))]
     fn put_later(&self, py: Python<'_>, items: &Bound<'_, PyAny>) -> PyResult<usize> {
         let given = put_items(items)?;
@@ -231,7 +232,7 @@ impl PyGCacheClient {
         Ok(results::accepted(py, counted)?.count)
     }
 
-    /// Forgets objects: a `Deleted`.
+    /// Forgets objects.
     #[pyo3(signature = (ids, *, deadline=None))]
     fn delete<'py>(
         &self,
@@ -244,7 +245,7 @@ impl PyGCacheClient {
         results::deleted(py, counted)
     }
 
-    /// Has the nodes compare values with their CRCs and drop those that differ: a `Verified`.
+    /// Has the nodes compare values with their CRCs and drop those that differ.
     #[pyo3(signature = (ids, *, deadline=None))]
     fn verify<'py>(
         &self,
@@ -257,7 +258,7 @@ impl PyGCacheClient {
         results::verified(py, counted)
     }
 
-    /// For each node's name its `NodeStats`, or None where it did not answer.
+    /// For each node's name its counts and sizes, or None where it did not answer.
     #[pyo3(signature = (*, deadline=None))]
     fn stats<'py>(&self, py: Python<'py>, deadline: Option<&Bound<'py, PyAny>>) -> PyResult<Bound<'py, PyDict>> {
         let within = seconds(deadline, "deadline")?;
