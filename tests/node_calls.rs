@@ -50,7 +50,7 @@ impl World {
     /// Everything that a `Get` sends, as messages.
     fn get(&self, ids: &[ObjectId], piece_bytes: usize) -> Vec<GetReply> {
         let progress = self.state.watch(&Connection::new(1, "test".into(), self.state.clone()));
-        let body = GetBody::new(self.state.clone(), progress, 7, ids.to_vec(), piece_bytes);
+        let body = GetBody::new(self.state.clone(), progress, 7, ids.to_vec(), piece_bytes, 0);
         let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
         let body = runtime.block_on(body.collect()).unwrap();
         assert_eq!(body.trailers().unwrap()["grpc-status"], "0");
@@ -89,7 +89,7 @@ fn offer(n: u8, length: usize) -> Offer {
 }
 
 fn offers(list: Vec<Offer>) -> PutRequest {
-    PutRequest { version: 1, tenant: 7, offers: list, piece: None }
+    PutRequest { version: 1, tenant: 7, offers: list, ..PutRequest::default() }
 }
 
 fn pieces(index: u32, value: &[u8], piece_bytes: usize) -> Vec<PutRequest> {
@@ -220,7 +220,7 @@ fn leases_belong_to_a_connection() {
     pieces(0, b"abc", CHUNK).into_iter().for_each(|r| drop(put(&mut session, r)));
     let connection = Connection::new(9, "test".into(), world.state.clone());
     let runs = vec![KeyRun { bucket: 0, keys: vec![1; 64].into() }];
-    let request = ExistsRequest { version: 1, tenant: 7, lease_ms: 1000, runs };
+    let request = ExistsRequest { version: 1, tenant: 7, lease_ms: 1000, runs, ..ExistsRequest::default() };
     let reply = unary::exists(&world.state, &connection, &request).unwrap();
     assert_eq!((reply.masks, reply.leased_keys), (vec![2, 2], 2));
     assert!(world.state.store.stats().lease_bytes > 0);
@@ -237,7 +237,7 @@ fn versions_meet_or_are_told_apart() {
     let world = World::new("");
     let connection = Connection::new(1, "test".into(), world.state.clone());
     let hello = |min_version, max_version| {
-        unary::hello(&world.state, &connection, &HelloRequest { min_version, max_version, client: String::new() })
+        unary::hello(&world.state, &connection, &HelloRequest { min_version, max_version, ..HelloRequest::default() })
     };
     let reply = hello(0, 9).unwrap();
     assert_eq!((reply.version, reply.node.as_str(), reply.machine.len()), (1, "a", 16));

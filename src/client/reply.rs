@@ -2,11 +2,13 @@
 //! caller's memory without a stop: no message is put together first.
 //!
 //! Encoders write fields in the order of their numbers, and `data` has the highest, so a message normally is a few bytes of
-//! head and then data to its end. Any other order is valid too and is decoded as a whole.
+//! head and then data to its end. Any other order is valid too and is decoded as a whole. Either way the check of a message
+//! is compared before anything is believed.
 
+use crate::rpc::check;
 use crate::rpc::frame::PieceHead;
 use crate::rpc::limits::MAX_MESSAGE_BYTES;
-use crate::rpc::v1::{self, GetReply, MissReason};
+use crate::rpc::v1::{GetReply, MissReason};
 use prost::Message;
 
 /// What a node did that the protocol does not allow.
@@ -26,21 +28,22 @@ pub trait Pieces {
 
 /// Bytes of a message's frame in gRPC: a flag for compression and a length.
 pub const PREFIX: usize = 5;
-/// No head is longer: five numbers of at most ten bytes and their tags.
+/// No head is longer: the check, five numbers of at most ten bytes, and their tags.
 const MOST_HEAD: usize = 64;
 
 /// See the head of this file.
-#[derive(Debug, Default)]
+#[derive(Debug)]
 pub struct ReplyParser {
+    /// The request's check, with which the checks of the answers begin.
+    seed: u32,
     state: State,
     /// The start of a message as far as it was not understood yet.
     held: Vec<u8>,
 }
 
-#[derive(Debug, Default)]
+#[derive(Debug)]
 enum State {
     /// In the prefix.
-    #[default]
     Prefix,
     /// In a message of so many bytes, before its data.
     Head(usize),
@@ -51,6 +54,11 @@ enum State {
 }
 
 impl ReplyParser {
+    /// Of the answer to a request with this check.
+    pub fn new(seed: u32) -> ReplyParser {
+        ReplyParser { seed, state: State::Prefix, held: Vec::new() }
+    }
+
     /// Takes the next bytes of the stream.
     ///
     /// # Errors
@@ -107,7 +115,8 @@ impl ReplyParser {
         self.hold(bytes, length.min(MOST_HEAD));
         match scan(&self.held, length) {
             Scan::More if self.held.len() < length.min(MOST_HEAD) => {}
-            Scan::Piece { head, bytes: data, at } => {
+            Scan::Piece { check, head, bytes: data, at } => {
+                check::verify_get_piece(check, &head, data, self.seed).map_err(|e| e.to_string())?;
                 // What was held beyond the head is data; it is taken from `rest` again.
                 *bytes = &rest[at - before..];
                 self.held.clear();
@@ -127,12 +136,12 @@ impl ReplyParser {
     fn whole(&mut self, pieces: &mut impl Pieces) -> Result<(), Breach> {
         let reply =
             GetReply::decode(self.held.as_slice()).map_err(|e| format!("a message that is no GetReply: {e}"))?;
+        check::verify(&reply, self.seed).map_err(|e| e.to_string())?;
         self.held.clear();
         self.state = State::Prefix;
         if let Some(piece) = reply.piece {
-            let v1::Piece { index, length, layout, offset, crc32c, data } = piece;
-            pieces.begin(PieceHead { index, length, layout, offset, crc32c }, data.len())?;
-            pieces.data(&data);
+            pieces.begin(PieceHead::of(&piece), piece.data.len())?;
+            pieces.data(&piece.data);
             pieces.end()?;
         }
         for miss in &reply.misses {
@@ -161,7 +170,7 @@ enum Scan {
     /// The bytes end too early to tell.
     More,
     /// A piece whose data starts at `at` and ends with the message.
-    Piece { head: PieceHead, bytes: usize, at: usize },
+    Piece { check: Option<u32>, head: PieceHead, bytes: usize, at: usize },
     /// Something else.
     Other,
 }
@@ -179,8 +188,19 @@ fn scan(bytes: &[u8], length: usize) -> Scan {
             }
         };
     }
-    // Field 1, a piece, to the message's end.
-    if length == 0 || varint!() != 0x0a {
+    macro_rules! fixed32 {
+        () => {{
+            let Some(word) = bytes.get(at..at + 4) else { return Scan::More };
+            at += 4;
+            Some(u32::from_le_bytes([word[0], word[1], word[2], word[3]]))
+        }};
+    }
+    // Field 1, the check; then field 2, a piece, to the message's end.
+    if length == 0 || varint!() != 0x0d {
+        return Scan::Other;
+    }
+    let check = fixed32!();
+    if varint!() != 0x12 {
         return Scan::Other;
     }
     let inner = varint!();
@@ -193,17 +213,13 @@ fn scan(bytes: &[u8], length: usize) -> Scan {
             0x10 => head.length = varint!(),
             0x18 => head.layout = varint!() as u32,
             0x20 => head.offset = varint!(),
-            0x2d => {
-                let Some(word) = bytes.get(at..at + 4) else { return Scan::More };
-                head.crc32c = Some(u32::from_le_bytes([word[0], word[1], word[2], word[3]]));
-                at += 4;
-            }
+            0x2d => head.crc32c = fixed32!(),
             0x7a => {
                 let data = varint!();
                 if data == 0 || data != (length - at.min(length)) as u64 {
                     return Scan::Other;
                 }
-                return Scan::Piece { head, bytes: data as usize, at };
+                return Scan::Piece { check, head, bytes: data as usize, at };
             }
             _ => return Scan::Other,
         }

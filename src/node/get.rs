@@ -8,7 +8,7 @@
 
 use super::metrics::Metrics;
 use super::state::{Progress, State};
-use crate::rpc::frame::{Carrier, PieceHead, put_head, put_message};
+use crate::rpc::frame::{Carrier, PieceHead, put_head, put_sealed};
 use crate::rpc::limits::CHUNK_BYTES;
 use crate::rpc::v1::{GetReply, Miss, MissReason};
 use crate::shm::{ObjectId, Pinned};
@@ -52,19 +52,22 @@ pub struct GetBody {
     next: usize,
     current: Option<Current>,
     piece_bytes: usize,
+    /// Check of the request, with which the checks of the answers begin.
+    check: u32,
     frames: VecDeque<Bytes>,
     gathered: BytesMut,
     ended: bool,
 }
 
 impl GetBody {
-    /// The values of `ids` in pieces of at most `piece_bytes`, a divisor of a chunk.
+    /// The values of `ids` in pieces of at most `piece_bytes`, a divisor of a chunk. `check` is the request's.
     pub fn new(
         state: Arc<State>,
         progress: Arc<Progress>,
         tenant: u64,
         ids: Vec<ObjectId>,
         piece_bytes: usize,
+        check: u32,
     ) -> GetBody {
         debug_assert!(CHUNK_BYTES.is_multiple_of(piece_bytes));
         GetBody {
@@ -75,6 +78,7 @@ impl GetBody {
             next: 0,
             current: None,
             piece_bytes,
+            check,
             frames: VecDeque::new(),
             gathered: BytesMut::new(),
             ended: false,
@@ -107,7 +111,8 @@ impl GetBody {
             }
             None => {
                 let miss = Miss { index, reason: MissReason::Absent as i32 };
-                put_message(&mut self.gathered, &GetReply { piece: None, misses: vec![miss] });
+                let reply = GetReply { misses: vec![miss], ..GetReply::default() };
+                put_sealed(&mut self.gathered, reply, self.check);
             }
         }
     }
@@ -127,7 +132,7 @@ impl GetBody {
             offset: start as u64,
             crc32c: ends_chunk.then(|| current.crcs.get(start / CHUNK_BYTES).copied().unwrap_or_default()),
         };
-        put_head(&mut self.gathered, Carrier::GetReply, &head, data.len());
+        put_head(&mut self.gathered, Carrier::GetReply, &head, data.len(), self.check);
         if data.len() <= COPIED_BYTES {
             self.gathered.extend_from_slice(&data);
         } else {

@@ -1,5 +1,7 @@
 //! Requests of the contract as HTTP/2 brings them: finds the call, checks version, token and tenant, answers.
 //!
+//! A message whose check does not match is refused before anything is done for it.
+//!
 //! Written on the HTTP layer and not on generated service code, because that would copy every value once more on its way
 //! out. Each call holds one of `limits.calls` permits from before its first byte is read until its last is sent.
 
@@ -9,10 +11,11 @@ use super::metrics::{CALLS, Metrics};
 use super::put::PutSession;
 use super::state::{Connection, Progress, State};
 use super::unary;
-use crate::rpc::frame::put_message;
+use crate::rpc::check::{self, Checked};
+use crate::rpc::frame::put_sealed;
 use crate::rpc::limits::{MAX_MESSAGE_BYTES, MAX_PIECE_BYTES, PIECE_BYTES};
 use crate::rpc::v1::{
-    DeleteRequest, ExistsRequest, GetRequest, HelloRequest, PutReply, PutRequest, StatsRequest, TouchRequest,
+    Answer, DeleteRequest, ExistsRequest, GetRequest, HelloRequest, PutReply, PutRequest, StatsRequest, TouchRequest,
     VerifyRequest,
 };
 use bytes::{Bytes, BytesMut};
@@ -99,9 +102,9 @@ where
                 Err(status) => Err(status),
             },
             "Put" => match put(&state, &connection, &grant, request).await {
-                Ok((stream, session, first)) => {
+                Ok(put) => {
                     let (send, receive) = mpsc::channel(ANSWERS_WAITING);
-                    tokio::spawn(put_stream(running, session, first, stream, send));
+                    tokio::spawn(put_stream(running, put, send));
                     return ok(Body::new(StreamBody::new(ReceiverStream::new(receive))));
                 }
                 Err(status) => Err(status),
@@ -134,37 +137,37 @@ where
     /// Reads the one message and checks what all of them have.
     macro_rules! checked {
         ($kind:ty) => {{
-            let (message, _) = first::<$kind, B>(state, request).await?;
+            let First { message, check, .. } = first::<$kind, B>(state, request).await?;
             unary::check_version(message.version)?;
             grant.check(message.tenant)?;
-            message
+            (message, check)
         }};
     }
     let mut out = BytesMut::new();
     match call {
         "Hello" => {
-            let (message, _) = first::<HelloRequest, B>(state, request).await?;
-            put_message(&mut out, &unary::hello(state, connection, &message)?);
+            let First { message, check, .. } = first::<HelloRequest, B>(state, request).await?;
+            put_sealed(&mut out, unary::hello(state, connection, &message)?, check);
         }
         "Exists" => {
-            let message = checked!(ExistsRequest);
-            put_message(&mut out, &unary::exists(state, connection, &message)?);
+            let (message, check) = checked!(ExistsRequest);
+            put_sealed(&mut out, unary::exists(state, connection, &message)?, check);
         }
         "Touch" => {
-            let message = checked!(TouchRequest);
-            put_message(&mut out, &unary::touch(state, &message)?);
+            let (message, check) = checked!(TouchRequest);
+            put_sealed(&mut out, unary::touch(state, &message)?, check);
         }
         "Delete" => {
-            let message = checked!(DeleteRequest);
-            put_message(&mut out, &unary::delete(state, &message)?);
+            let (message, check) = checked!(DeleteRequest);
+            put_sealed(&mut out, unary::delete(state, &message)?, check);
         }
         "Verify" => {
-            let message = checked!(VerifyRequest);
-            put_message(&mut out, &unary::verify(state.clone(), message).await?);
+            let (message, check) = checked!(VerifyRequest);
+            put_sealed(&mut out, unary::verify(state.clone(), message).await?, check);
         }
         _ => {
-            let message = checked!(StatsRequest);
-            put_message(&mut out, &unary::stats(state, &message));
+            let (message, check) = checked!(StatsRequest);
+            put_sealed(&mut out, unary::stats(state, &message), check);
         }
     }
     Ok(out.freeze())
@@ -180,7 +183,7 @@ where
     B: http_body::Body + Send + 'static,
     B::Error: Into<tonic::codegen::StdError>,
 {
-    let (message, _) = first::<GetRequest, B>(state, request).await?;
+    let First { message, check, .. } = first::<GetRequest, B>(state, request).await?;
     unary::check_version(message.version)?;
     grant.check(message.tenant)?;
     let piece_bytes = match message.piece_bytes {
@@ -194,56 +197,54 @@ where
     };
     let ids = unary::objects(&message.runs)?;
     let progress = state.watch(connection);
-    Ok(GetBody::new(state.clone(), progress, message.tenant, ids, piece_bytes))
+    Ok(GetBody::new(state.clone(), progress, message.tenant, ids, piece_bytes, check))
 }
 
-type PutStream = Streaming<PutRequest>;
+/// What a `Put` needs while it runs.
+struct Put {
+    first: First<PutRequest>,
+    session: PutSession,
+    progress: Arc<Progress>,
+}
 
 async fn put<B>(
     state: &Arc<State>,
     connection: &Arc<Connection>,
     grant: &Grant,
     request: Request<B>,
-) -> Result<(PutStream, (PutSession, Arc<Progress>), PutRequest), Status>
+) -> Result<Put, Status>
 where
     B: http_body::Body + Send + 'static,
     B::Error: Into<tonic::codegen::StdError>,
 {
-    let (message, stream) = first::<PutRequest, B>(state, request).await?;
-    unary::check_version(message.version)?;
-    grant.check(message.tenant)?;
+    let first = first::<PutRequest, B>(state, request).await?;
+    unary::check_version(first.message.version)?;
+    grant.check(first.message.tenant)?;
     if state.draining.load(Ordering::Relaxed) {
         return Err(Status::unavailable("this node is about to stop and takes no new values"));
     }
-    let session = PutSession::new(state.clone(), message.tenant);
-    Ok((stream, (session, state.watch(connection)), message))
+    let session = PutSession::new(state.clone(), first.message.tenant);
+    Ok(Put { first, session, progress: state.watch(connection) })
 }
 
 /// Runs a `Put` to its end, which the trailers tell.
-async fn put_stream(
-    mut running: Running,
-    (session, progress): (PutSession, Arc<Progress>),
-    first: PutRequest,
-    stream: PutStream,
-    send: mpsc::Sender<Frames>,
-) {
+async fn put_stream(mut running: Running, put: Put, send: mpsc::Sender<Frames>) {
     let state = running.state.clone();
-    let outcome = put_loop(&state, session, &progress, first, stream, &send).await;
+    let outcome = put_loop(&state, put, &send).await;
     running.refused = outcome.is_err();
     let _ = send.send(Ok(Frame::trailers(trailers(outcome.err().as_ref())))).await;
 }
 
-async fn put_loop(
-    state: &Arc<State>,
-    mut session: PutSession,
-    progress: &Progress,
-    first: PutRequest,
-    mut stream: PutStream,
-    send: &mpsc::Sender<Frames>,
-) -> Result<(), Status> {
+async fn put_loop(state: &Arc<State>, put: Put, send: &mpsc::Sender<Frames>) -> Result<(), Status> {
+    let Put { first: First { message, check, mut stream }, mut session, progress } = put;
     let stall = state.config.limits.stall.0;
-    let mut next = Some(first);
+    let mut next = Some(message);
     let mut answers = Vec::new();
+    let told = |answers: &mut Vec<Answer>| {
+        let mut message = BytesMut::new();
+        put_sealed(&mut message, PutReply { answers: std::mem::take(answers), ..PutReply::default() }, check);
+        Ok(Frame::data(message.freeze()))
+    };
     while let Some(request) = next {
         progress.moved(state.clock.now());
         session.request(request, state.clock.now(), &mut answers)?;
@@ -254,9 +255,7 @@ async fn put_loop(
             () = std::future::ready(()) => None,
         };
         if (ready.is_none() || answers.len() >= 256) && !answers.is_empty() {
-            let mut message = BytesMut::new();
-            put_message(&mut message, &PutReply { answers: std::mem::take(&mut answers) });
-            let sent = tokio::time::timeout(stall, send.send(Ok(Frame::data(message.freeze())))).await;
+            let sent = tokio::time::timeout(stall, send.send(told(&mut answers))).await;
             if !matches!(sent, Ok(Ok(()))) {
                 return Err(Status::cancelled("the client reads no answers"));
             }
@@ -266,11 +265,10 @@ async fn put_loop(
             None => tokio::time::timeout(stall, stream.next()).await.map_err(|_| stalled(stall))?,
         };
         next = message.transpose()?;
+        next.iter().try_for_each(|message| check::verify(message, check).map(drop).map_err(altered))?;
     }
     if !answers.is_empty() {
-        let mut message = BytesMut::new();
-        put_message(&mut message, &PutReply { answers });
-        let _ = send.send(Ok(Frame::data(message.freeze()))).await;
+        let _ = send.send(told(&mut answers)).await;
     }
     if session.settled() {
         return Ok(());
@@ -282,10 +280,20 @@ fn stalled(stall: std::time::Duration) -> Status {
     Status::deadline_exceeded(format!("the stream made no progress for {} ms", stall.as_millis()))
 }
 
-/// The first message of a call, and what follows it.
-async fn first<M, B>(state: &State, request: Request<B>) -> Result<(M, Streaming<M>), Status>
+fn altered(error: check::Altered) -> Status {
+    Status::data_loss(error.to_string())
+}
+
+/// The first message of a call with its check, and what follows it.
+struct First<M> {
+    message: M,
+    check: u32,
+    stream: Streaming<M>,
+}
+
+async fn first<M, B>(state: &State, request: Request<B>) -> Result<First<M>, Status>
 where
-    M: prost::Message + Default + 'static,
+    M: Checked + Default + 'static,
     B: http_body::Body + Send + 'static,
     B::Error: Into<tonic::codegen::StdError>,
 {
@@ -294,7 +302,8 @@ where
     let stall = state.config.limits.stall.0;
     let message = tokio::time::timeout(stall, stream.message()).await.map_err(|_| stalled(stall))??;
     let message = message.ok_or_else(|| Status::invalid_argument("the request has no message"))?;
-    Ok((message, stream))
+    let check = check::verify(&message, check::FIRST).map_err(altered)?;
+    Ok(First { message, check, stream })
 }
 
 fn ok(body: Body) -> Response<Body> {
