@@ -14,6 +14,7 @@ import pytest
 from gcache_checks import BASE, BOUND, all_there, fill, idle, tier, wait_for
 from gcache_nodes import RunningNode, nodes, object_of
 from mimo_cache import GCacheClient
+from mimo_cache.gcache.seal import sealed
 from mimo_cache.gcache.v1 import gcache_pb2 as pb
 
 MIB = 1 << 20
@@ -116,7 +117,7 @@ def test_a_thousand_connections_at_once(allowed: int) -> None:
         with running as (node,), GCacheClient([node.address], fast_path=False, deadline=10.0) as client:
             fill(client)
             run = pb.KeyRun(bucket=1, keys=b"".join(one.key for one in BASE))
-            request = pb.ExistsRequest(version=1, runs=[run]).SerializeToString()
+            request = sealed(pb.ExistsRequest(version=1, runs=[run])).SerializeToString()
             with connections(1000, node, call_of("Exists", request)) as opened:
                 found = outcomes(opened)
                 print(found)
@@ -141,7 +142,7 @@ def test_a_reader_of_one_byte_a_second_holds_one_value_and_is_cut() -> None:
         ids = [object_of("byte", n) for n in range(4)]
         client.put([(one, bytes(4 * MIB)) for one in ids])
         runs = [pb.ObjectRun(bucket=1, ids=b"".join(one.key + b"\0" for one in ids))]
-        request = pb.GetRequest(version=1, runs=runs).SerializeToString()
+        request = sealed(pb.GetRequest(version=1, runs=runs)).SerializeToString()
         host, port = node.tcp.rsplit(":", 1)
         with socket.socket() as one:
             one.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
@@ -170,7 +171,7 @@ def test_a_reader_whose_window_grows_by_one_byte_does_not_hold_up_others() -> No
         runs = [pb.ObjectRun(bucket=1, ids=one.key + b"\0")]
         host, port = node.tcp.rsplit(":", 1)
         with socket.create_connection((host, int(port)), timeout=20) as slow:
-            slow.sendall(call_of("Get", pb.GetRequest(version=1, runs=runs).SerializeToString()))
+            slow.sendall(call_of("Get", sealed(pb.GetRequest(version=1, runs=runs)).SerializeToString()))
             wait_for(lambda: tier(client).held_slots > 0, "the call began")
             for _ in range(15):
                 with contextlib.suppress(ConnectionError):
