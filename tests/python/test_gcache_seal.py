@@ -61,15 +61,11 @@ def vectors() -> list[dict[str, Any]]:
     made = []
     for name in NAMES:
         kind = getattr(pb, name)
-        for message, seed in (
-            (kind(), FIRST),
-            (filled(kind(), rng), FIRST),
-            (filled(kind(), rng), rng.getrandbits(32)),
-        ):
-            sealed(message, seed)
-            made.append(
-                {"message": name, "seed": seed, "check": message.check, "hex": message.SerializeToString().hex()}
-            )
+        cases: list[tuple[Any, int]] = [(kind(), FIRST), (filled(kind(), rng), FIRST)]
+        cases.append((filled(kind(), rng), rng.getrandbits(32)))
+        for message, seed in cases:
+            text = sealed(message, seed).SerializeToString().hex()
+            made.append({"message": name, "seed": seed, "check": message.check, "hex": text})
     return made
 
 

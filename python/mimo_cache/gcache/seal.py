@@ -8,7 +8,6 @@ The check of a call's first request is its number; it is the seed of every other
 from __future__ import annotations
 
 import struct
-from functools import cache
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from google.protobuf.descriptor import FieldDescriptor
@@ -29,20 +28,26 @@ _TEXT = (FieldDescriptor.TYPE_BYTES, FieldDescriptor.TYPE_STRING)
 _PIECE_DATA = pb.Piece.DESCRIPTOR.fields_by_name["data"].full_name
 
 
-@cache
-def _fields(message: type[Message]) -> tuple[tuple[str, str, bool, bool], ...]:
+_known: dict[str, tuple[tuple[str, str, bool, bool], ...]] = {}
+
+
+def _fields(message: Message) -> tuple[tuple[str, str, bool, bool], ...]:
     """Of each field but the check: name, kind, whether it repeats, whether it can be absent."""
-    empty = message()
+    known = _known.get(message.DESCRIPTOR.full_name)
+    if known is not None:
+        return known
     found = []
-    for field in sorted(message.DESCRIPTOR.fields, key=lambda f: f.number):
+    fields: list[Any] = sorted(message.DESCRIPTOR.fields, key=lambda f: f.number)
+    for field in fields:
         if field.name == "check":
             continue
         kind = "message" if field.type == FieldDescriptor.TYPE_MESSAGE else "text" if field.type in _TEXT else "int"
         # The bytes of a piece have a CRC of their own; here their length counts.
         kind = "length" if field.full_name == _PIECE_DATA else kind
         # Releases of protobuf differ in how a descriptor says it.
-        repeats = hasattr(getattr(empty, field.name), "extend")
+        repeats = hasattr(getattr(message, field.name), "extend")
         found.append((field.name, kind, repeats, field.has_presence))
+    _known[message.DESCRIPTOR.full_name] = tuple(found)
     return tuple(found)
 
 
@@ -59,7 +64,7 @@ def _one(out: bytearray, kind: str, value: Any) -> None:
 
 def _add(out: bytearray, message: Message) -> None:
     """The fields in the order of their numbers."""
-    for name, kind, repeats, can_be_absent in _fields(type(message)):
+    for name, kind, repeats, can_be_absent in _fields(message):
         value = getattr(message, name)
         if repeats and kind == "int":
             out += struct.pack(f"<{len(value) + 1}Q", len(value), *value)
