@@ -2,10 +2,12 @@
 #![cfg(all(feature = "gcache", target_os = "linux"))]
 
 use bytes::Bytes;
+use http::{HeaderMap, HeaderName, HeaderValue};
 use http_body_util::BodyExt;
 use mimo_cache::node::NodeConfig;
 use mimo_cache::node::auth::Tokens;
-use mimo_cache::node::get::GetBody;
+use mimo_cache::node::deadline::Deadline;
+use mimo_cache::node::get::{Caller, GetBody};
 use mimo_cache::node::put::PutSession;
 use mimo_cache::node::state::{Connection, State};
 use mimo_cache::node::unary;
@@ -49,11 +51,22 @@ impl World {
 
     /// Everything that a `Get` sends, as messages.
     fn get(&self, ids: &[ObjectId], piece_bytes: usize) -> Vec<GetReply> {
+        let (messages, status) = self.get_until(ids, piece_bytes, "1M");
+        assert_eq!(status, "0");
+        messages
+    }
+
+    /// The same with a deadline, and the status at the end.
+    fn get_until(&self, ids: &[ObjectId], piece_bytes: usize, deadline: &'static str) -> (Vec<GetReply>, String) {
         let progress = self.state.watch(&Connection::new(1, "test".into(), self.state.clone()));
-        let body = GetBody::new(self.state.clone(), progress, 7, ids.to_vec(), piece_bytes, 0);
+        let headers =
+            HeaderMap::from_iter([(HeaderName::from_static("grpc-timeout"), HeaderValue::from_static(deadline))]);
+        let deadline = Deadline::of(&headers, tokio::time::Instant::now());
+        let caller = Caller { progress, tenant: 7, check: 0, deadline };
+        let body = GetBody::new(self.state.clone(), caller, ids.to_vec(), piece_bytes);
         let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
         let body = runtime.block_on(body.collect()).unwrap();
-        assert_eq!(body.trailers().unwrap()["grpc-status"], "0");
+        let status = body.trailers().unwrap()["grpc-status"].to_str().unwrap().to_string();
         let mut bytes = body.to_bytes();
         let mut messages = Vec::new();
         while !bytes.is_empty() {
@@ -61,7 +74,7 @@ impl World {
             let len = u32::from_be_bytes(head[1..].try_into().unwrap()) as usize;
             messages.push(GetReply::decode(bytes.split_to(len)).unwrap());
         }
-        messages
+        (messages, status)
     }
 }
 
@@ -152,6 +165,18 @@ fn what_is_put_is_got_whatever_the_pieces() {
             assert!(got[n] == value(n as u8, *len), "value {n}");
         }
     }
+}
+
+#[test]
+fn a_get_ends_at_its_deadline() {
+    let world = World::new("");
+    let mut session = world.session();
+    put(&mut session, offers(vec![offer(1, 10)]));
+    put(&mut session, pieces(0, &value(1, 10), CHUNK).remove(0));
+    assert_eq!(world.get_until(&[id(1)], CHUNK, "1M").1, "0");
+    assert_eq!(world.get_until(&[id(1)], CHUNK, "0m"), (vec![], "4".to_string()));
+    assert_eq!(world.get_until(&[id(1)], CHUNK, "no number").1, "0", "what cannot be read is none");
+    assert_eq!(world.state.store.stats().held_slots, 0);
 }
 
 #[test]

@@ -12,6 +12,7 @@
 pub mod auth;
 pub mod config;
 pub mod ctl;
+pub mod deadline;
 pub mod fast;
 pub mod get;
 pub mod http;

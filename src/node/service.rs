@@ -6,7 +6,8 @@
 //! out. Each call holds one of `limits.calls` permits from before its first byte is read until its last is sent.
 
 use super::auth::Grant;
-use super::get::GetBody;
+use super::deadline::Deadline;
+use super::get::{Caller, GetBody, trailers};
 use super::metrics::{CALLS, Metrics};
 use super::put::PutSession;
 use super::state::{Connection, Progress, State};
@@ -19,7 +20,7 @@ use crate::rpc::v1::{
     VerifyRequest,
 };
 use bytes::{Bytes, BytesMut};
-use http::{HeaderMap, HeaderValue, Request, Response};
+use http::{HeaderValue, Request, Response};
 use http_body::Frame;
 use http_body_util::StreamBody;
 use std::convert::Infallible;
@@ -31,9 +32,9 @@ use std::time::Instant;
 use tokio::sync::{OwnedSemaphorePermit, mpsc};
 use tokio_stream::StreamExt;
 use tokio_stream::wrappers::ReceiverStream;
+use tonic::Status;
 use tonic::body::Body;
 use tonic::codec::Streaming;
-use tonic::{Code, Status};
 use tonic_prost::ProstDecoder;
 
 /// Path of the service.
@@ -86,6 +87,7 @@ where
         return Status::unimplemented(format!("this node has no call {:?}", request.uri().path())).into_http();
     };
     connection.used.store(true, Ordering::Relaxed);
+    let deadline = Deadline::of(request.headers(), tokio::time::Instant::now());
     let Ok(Ok(permit)) = tokio::time::timeout(state.config.limits.stall.0, state.calls.clone().acquire_owned()).await
     else {
         let most = state.config.limits.calls;
@@ -97,19 +99,19 @@ where
     let answered = match state.tokens.grant(request.headers()) {
         Err(status) => Err(status),
         Ok(grant) => match CALLS[call] {
-            "Get" => match get(&state, &connection, &grant, request).await {
+            "Get" => match deadline.bound(get(&state, &connection, &grant, deadline, request)).await {
                 Ok(body) => return ok(Body::new(Held { body, _running: running })),
                 Err(status) => Err(status),
             },
-            "Put" => match put(&state, &connection, &grant, request).await {
+            "Put" => match deadline.bound(put(&state, &connection, &grant, request)).await {
                 Ok(put) => {
                     let (send, receive) = mpsc::channel(ANSWERS_WAITING);
-                    tokio::spawn(put_stream(running, put, send));
+                    tokio::spawn(put_stream(running, put, deadline, send));
                     return ok(Body::new(StreamBody::new(ReceiverStream::new(receive))));
                 }
                 Err(status) => Err(status),
             },
-            _ => one(&state, &connection, &grant, CALLS[call], request).await,
+            _ => deadline.bound(one(&state, &connection, &grant, CALLS[call], request)).await,
         },
     };
     running.refused = answered.is_err();
@@ -177,6 +179,7 @@ async fn get<B>(
     state: &Arc<State>,
     connection: &Arc<Connection>,
     grant: &Grant,
+    deadline: Deadline,
     request: Request<B>,
 ) -> Result<GetBody, Status>
 where
@@ -196,8 +199,8 @@ where
         }
     };
     let ids = unary::objects(&message.runs)?;
-    let progress = state.watch(connection);
-    Ok(GetBody::new(state.clone(), progress, message.tenant, ids, piece_bytes, check))
+    let caller = Caller { progress: state.watch(connection), tenant: message.tenant, check, deadline };
+    Ok(GetBody::new(state.clone(), caller, ids, piece_bytes))
 }
 
 /// What a `Put` needs while it runs.
@@ -228,9 +231,9 @@ where
 }
 
 /// Runs a `Put` to its end, which the trailers tell.
-async fn put_stream(mut running: Running, put: Put, send: mpsc::Sender<Frames>) {
+async fn put_stream(mut running: Running, put: Put, deadline: Deadline, send: mpsc::Sender<Frames>) {
     let state = running.state.clone();
-    let outcome = put_loop(&state, put, &send).await;
+    let outcome = deadline.bound(put_loop(&state, put, &send)).await;
     running.refused = outcome.is_err();
     let _ = send.send(Ok(Frame::trailers(trailers(outcome.err().as_ref())))).await;
 }
@@ -310,13 +313,4 @@ fn ok(body: Body) -> Response<Body> {
     let mut response = Response::new(body);
     response.headers_mut().insert(http::header::CONTENT_TYPE, HeaderValue::from_static("application/grpc"));
     response
-}
-
-fn trailers(status: Option<&Status>) -> HeaderMap {
-    let mut map = HeaderMap::new();
-    let ok = Status::new(Code::Ok, "");
-    if status.unwrap_or(&ok).add_header(&mut map).is_err() {
-        map.insert("grpc-status", HeaderValue::from_static("13"));
-    }
-    map
 }

@@ -26,8 +26,8 @@ def frame(kind: int, flags: int, stream: int, body: bytes = b"") -> bytes:
     return len(body).to_bytes(3, "big") + bytes([kind, flags]) + stream.to_bytes(4, "big") + body
 
 
-def call_of(name: str, request: bytes) -> bytes:
-    """What a client sends for one call, on a new connection of HTTP/2."""
+def call_of(name: str, request: bytes, *, ends: bool = True, **more: str) -> bytes:
+    """What a client sends for one call, on a new connection of HTTP/2, with more headers; `ends`: nothing follows."""
     fields = {
         ":method": "POST",
         ":scheme": "http",
@@ -35,11 +35,12 @@ def call_of(name: str, request: bytes) -> bytes:
         ":authority": "a",
         "te": "trailers",
         "content-type": "application/grpc",
+        **{name.replace("_", "-"): value for name, value in more.items()},
     }
     # Literals without an index and without Huffman codes: RFC 7541, 6.2.2.
     block = b"".join(b"\0" + bytes([len(k)]) + k.encode() + bytes([len(v)]) + v.encode() for k, v in fields.items())
     message = b"\0" + len(request).to_bytes(4, "big") + request
-    return PREFACE + frame(SETTINGS, 0, 0) + frame(HEADERS, 4, 1, block) + frame(DATA, 1, 1, message)
+    return PREFACE + frame(SETTINGS, 0, 0) + frame(HEADERS, 4, 1, block) + frame(DATA, ends, 1, message)
 
 
 def ended_in(received: bytes) -> str | None:
@@ -134,6 +135,23 @@ def test_a_thousand_connections_at_once(allowed: int) -> None:
                 wait_for(lambda: idle(new), "nothing is held")
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_a_call_that_its_client_forgets_ends_at_its_deadline() -> None:
+    """A writer offers a value and is never heard of again, with a limit that would keep it for a minute."""
+    with nodes("a", limits__stall="60s") as (node,), GCacheClient([node.unix], deadline=10.0) as client:
+        one = object_of("forgotten")
+        offer = pb.Offer(id=one.key + b"\0", bucket=1, length=MIB, extent=one.extent)
+        request = sealed(pb.PutRequest(version=1, offers=[offer])).SerializeToString()
+        host, port = node.tcp.rsplit(":", 1)
+        with socket.create_connection((host, int(port)), timeout=20) as forgotten:
+            forgotten.sendall(call_of("Put", request, ends=False, grpc_timeout="3S"))
+            wait_for(lambda: tier(client).writers == 1, "the slot is taken")
+            wait_for(lambda: tier(client).writers == 0, "the slot is given back")
+            received = b""
+            while ended_in(received) is None:
+                received += forgotten.recv(65536)
+            assert ended_in(received) == "served", "an answer, and the status at the end"
 
 
 def test_a_reader_of_one_byte_a_second_holds_one_value_and_is_cut() -> None:
