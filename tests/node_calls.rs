@@ -11,6 +11,7 @@ use mimo_cache::node::get::{Caller, GetBody};
 use mimo_cache::node::put::PutSession;
 use mimo_cache::node::state::{Connection, State};
 use mimo_cache::node::unary;
+use mimo_cache::rpc::frame::PieceHead;
 use mimo_cache::rpc::ids::pack;
 use mimo_cache::rpc::v1::{
     Answer, ExistsRequest, GetReply, HelloRequest, KeyRun, MissReason, ObjectRun, Offer, Piece, PutOutcome, PutRequest,
@@ -125,7 +126,15 @@ fn value(n: u8, len: usize) -> Vec<u8> {
 
 fn put(session: &mut PutSession, request: PutRequest) -> Vec<(u32, PutOutcome)> {
     let mut answers: Vec<Answer> = Vec::new();
-    session.request(request, 0, &mut answers).unwrap();
+    session.offers(&request, 0, &mut answers).unwrap();
+    if let Some(piece) = request.piece {
+        session.begin(&PieceHead::of(&piece), piece.data.len()).unwrap();
+        // As a network may cut it.
+        let (one, other) = piece.data.split_at(piece.data.len() / 3);
+        session.data(one);
+        session.data(other);
+        session.end(0, &mut answers).unwrap();
+    }
     answers.iter().map(|a| (a.index, PutOutcome::try_from(a.outcome).unwrap())).collect()
 }
 

@@ -2,10 +2,10 @@
 //! path, or a stream of replies as the client reads them, cut anywhere.
 #![no_main]
 
-use mimo_cache::client::{Breach, Pieces, ReplyParser};
 use mimo_cache::rpc::check;
 use mimo_cache::rpc::frame::PieceHead;
 use mimo_cache::rpc::limits::MAX_OBJECTS;
+use mimo_cache::rpc::pieces::{Pieces, PiecesReader};
 use mimo_cache::rpc::v1::{DeleteRequest, ExistsRequest, GetReply, GetRequest, MissReason, PutRequest};
 use mimo_cache::rpc::{fast, ids};
 use prost::Message;
@@ -81,14 +81,14 @@ fn same_when_encoded<M: Message + Default + PartialEq>(bytes: &[u8]) -> Option<M
 }
 
 /// What a stream said, with the data of a piece in one, and how it ended.
-fn read(bytes: &[u8], cut: usize) -> (Seen, Result<bool, Breach>) {
-    let (mut seen, mut parser) = (Seen::default(), ReplyParser::new(check::FIRST));
+fn read(bytes: &[u8], cut: usize) -> (Seen, Result<bool, String>) {
+    let (mut seen, mut reader) = (Seen::default(), PiecesReader::of_answers(check::FIRST));
     for part in bytes.chunks(cut) {
-        if let Err(breach) = parser.feed(part, &mut seen) {
-            return (seen, Err(breach));
+        if let Err(error) = reader.feed(part, &mut seen) {
+            return (seen, Err(error));
         }
     }
-    (seen, Ok(parser.is_between_messages()))
+    (seen, Ok(reader.is_between_messages()))
 }
 
 #[derive(Debug, Default, PartialEq)]
@@ -98,7 +98,10 @@ struct Seen {
 }
 
 impl Pieces for Seen {
-    fn begin(&mut self, head: PieceHead, bytes: usize) -> Result<(), Breach> {
+    type Message = GetReply;
+    type Error = String;
+
+    fn begin(&mut self, head: PieceHead, bytes: usize) -> Result<(), String> {
         self.pieces.push((head, bytes, Vec::new(), false));
         Ok(())
     }
@@ -109,15 +112,15 @@ impl Pieces for Seen {
         assert!(piece.2.len() <= piece.1);
     }
 
-    fn end(&mut self) -> Result<(), Breach> {
+    fn end(&mut self) -> Result<(), String> {
         let piece = self.pieces.last_mut().expect("an end belongs to a piece");
         assert!(piece.2.len() == piece.1 && !piece.3);
         piece.3 = true;
         Ok(())
     }
 
-    fn miss(&mut self, index: u32, reason: MissReason) -> Result<(), Breach> {
-        self.misses.push((index, reason));
+    fn message(&mut self, message: GetReply, _: u32) -> Result<(), String> {
+        self.misses.extend(message.misses.iter().map(|miss| (miss.index, miss.reason())));
         Ok(())
     }
 }

@@ -4,9 +4,9 @@
 //! buffer into the caller's memory in one copy, and a deadline end without anything left behind.
 
 use super::call::{CallError, code};
-use super::reply::{PREFIX, message_length};
 use crate::rpc::check::{self, Checked};
 use crate::rpc::frame::put_message;
+use crate::rpc::pieces::{PREFIX, message_length};
 use bytes::{Bytes, BytesMut};
 use h2::client::{ResponseFuture, SendRequest};
 use h2::{RecvStream, SendStream};
@@ -320,7 +320,7 @@ impl Stream {
         if self.held.len() < PREFIX {
             return Ok(None);
         }
-        let length = message_length(&self.held).map_err(CallError::Breach)?;
+        let length = message_length(&self.held).map_err(|e| CallError::Breach(e.to_string()))?;
         if self.held.len() < PREFIX + length {
             return Ok(None);
         }

@@ -8,11 +8,11 @@ use super::metrics::Metrics;
 use super::pool::{Greeting, Pool, PoolConfig};
 use super::put_stream::PutStream;
 use super::receive::Receive;
-use super::reply::ReplyParser;
 use super::transport::{GetBatch, NodeInfo, Pending, PutBatch, Transport};
 use crate::rpc::check::Checked;
 use crate::rpc::ids::pack;
 use crate::rpc::limits::VERSIONS;
+use crate::rpc::pieces::PiecesReader;
 use crate::rpc::v1;
 use bytes::{BufMut, Bytes, BytesMut};
 use std::sync::Arc;
@@ -173,11 +173,11 @@ async fn get_once(
     let mut receive = Receive::new(batch, asked);
     let mut stream = connection.begin("Get", call.deadline).await?;
     stream.send_now(request.bytes, true);
-    let mut parser = ReplyParser::new(request.check);
+    let mut reader = PiecesReader::of_answers(request.check);
     while let Some(bytes) = stream.data().await? {
-        parser.feed(&bytes, &mut receive).map_err(CallError::Breach)?;
+        reader.feed(&bytes, &mut receive).map_err(CallError::Breach)?;
     }
-    if parser.is_between_messages() && receive.is_complete() {
+    if reader.is_between_messages() && receive.is_complete() {
         Ok(())
     } else {
         Err(CallError::Breach("the answer ends before all objects have come".into()))

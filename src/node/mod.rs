@@ -19,6 +19,7 @@ pub mod http;
 pub mod listen;
 pub mod metrics;
 pub mod put;
+pub mod put_stream;
 pub mod server;
 pub mod service;
 pub mod state;

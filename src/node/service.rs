@@ -9,15 +9,14 @@ use super::auth::Grant;
 use super::deadline::Deadline;
 use super::get::{Caller, GetBody, trailers};
 use super::metrics::{CALLS, Metrics};
-use super::put::PutSession;
-use super::state::{Connection, Progress, State};
+use super::put_stream::{self, PutStream};
+use super::state::{Connection, State};
 use super::unary;
 use crate::rpc::check::{self, Checked};
 use crate::rpc::frame::put_sealed;
 use crate::rpc::limits::{MAX_MESSAGE_BYTES, MAX_PIECE_BYTES, PIECE_BYTES};
 use crate::rpc::v1::{
-    Answer, DeleteRequest, ExistsRequest, GetRequest, HelloRequest, PutReply, PutRequest, StatsRequest, TouchRequest,
-    VerifyRequest,
+    DeleteRequest, ExistsRequest, GetRequest, HelloRequest, StatsRequest, TouchRequest, VerifyRequest,
 };
 use bytes::{Bytes, BytesMut};
 use http::{HeaderValue, Request, Response};
@@ -30,7 +29,6 @@ use std::sync::atomic::Ordering;
 use std::task::{Context, Poll};
 use std::time::Instant;
 use tokio::sync::{OwnedSemaphorePermit, mpsc};
-use tokio_stream::StreamExt;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::Status;
 use tonic::body::Body;
@@ -40,7 +38,8 @@ use tonic_prost::ProstDecoder;
 /// Path of the service.
 pub const PREFIX: &str = "/gcache.v1.GCache/";
 
-type Frames = Result<Frame<Bytes>, Infallible>;
+/// What an answer is made of.
+pub(super) type Frames = Result<Frame<Bytes>, Infallible>;
 
 /// Answers of a `Put` that may wait for the network before the stream is read no further.
 const ANSWERS_WAITING: usize = 8;
@@ -79,7 +78,7 @@ impl<B: http_body::Body<Data = Bytes, Error = Infallible> + Unpin> http_body::Bo
 /// Answers one request.
 pub async fn answer<B>(state: Arc<State>, connection: Arc<Connection>, request: Request<B>) -> Response<Body>
 where
-    B: http_body::Body + Send + 'static,
+    B: http_body::Body<Data = Bytes> + Send + 'static,
     B::Error: Into<tonic::codegen::StdError>,
 {
     let name = request.uri().path().strip_prefix(PREFIX).unwrap_or_default();
@@ -103,10 +102,10 @@ where
                 Ok(body) => return ok(Body::new(Held { body, _running: running })),
                 Err(status) => Err(status),
             },
-            "Put" => match deadline.bound(put(&state, &connection, &grant, request)).await {
-                Ok(put) => {
+            "Put" => match deadline.bound(PutStream::begin(&state, &connection, grant, request.into_body())).await {
+                Ok(stream) => {
                     let (send, receive) = mpsc::channel(ANSWERS_WAITING);
-                    tokio::spawn(put_stream(running, put, deadline, send));
+                    tokio::spawn(put(running, stream, deadline, send));
                     return ok(Body::new(StreamBody::new(ReceiverStream::new(receive))));
                 }
                 Err(status) => Err(status),
@@ -133,13 +132,13 @@ async fn one<B>(
     request: Request<B>,
 ) -> Result<Bytes, Status>
 where
-    B: http_body::Body + Send + 'static,
+    B: http_body::Body<Data = Bytes> + Send + 'static,
     B::Error: Into<tonic::codegen::StdError>,
 {
     /// Reads the one message and checks what all of them have.
     macro_rules! checked {
         ($kind:ty) => {{
-            let First { message, check, .. } = first::<$kind, B>(state, request).await?;
+            let First { message, check } = first::<$kind, B>(state, request).await?;
             unary::check_version(message.version)?;
             grant.check(message.tenant)?;
             (message, check)
@@ -148,7 +147,7 @@ where
     let mut out = BytesMut::new();
     match call {
         "Hello" => {
-            let First { message, check, .. } = first::<HelloRequest, B>(state, request).await?;
+            let First { message, check } = first::<HelloRequest, B>(state, request).await?;
             put_sealed(&mut out, unary::hello(state, connection, &message)?, check);
         }
         "Exists" => {
@@ -183,10 +182,10 @@ async fn get<B>(
     request: Request<B>,
 ) -> Result<GetBody, Status>
 where
-    B: http_body::Body + Send + 'static,
+    B: http_body::Body<Data = Bytes> + Send + 'static,
     B::Error: Into<tonic::codegen::StdError>,
 {
-    let First { message, check, .. } = first::<GetRequest, B>(state, request).await?;
+    let First { message, check } = first::<GetRequest, B>(state, request).await?;
     unary::check_version(message.version)?;
     grant.check(message.tenant)?;
     let piece_bytes = match message.piece_bytes {
@@ -203,83 +202,19 @@ where
     Ok(GetBody::new(state.clone(), caller, ids, piece_bytes))
 }
 
-/// What a `Put` needs while it runs.
-struct Put {
-    first: First<PutRequest>,
-    session: PutSession,
-    progress: Arc<Progress>,
-}
-
-async fn put<B>(
-    state: &Arc<State>,
-    connection: &Arc<Connection>,
-    grant: &Grant,
-    request: Request<B>,
-) -> Result<Put, Status>
+/// Runs a `Put` to its end.
+async fn put<B>(mut running: Running, stream: PutStream<B>, deadline: Deadline, send: mpsc::Sender<Frames>)
 where
-    B: http_body::Body + Send + 'static,
+    B: http_body::Body<Data = Bytes> + Send + 'static,
     B::Error: Into<tonic::codegen::StdError>,
 {
-    let first = first::<PutRequest, B>(state, request).await?;
-    unary::check_version(first.message.version)?;
-    grant.check(first.message.tenant)?;
-    if state.draining.load(Ordering::Relaxed) {
-        return Err(Status::unavailable("this node is about to stop and takes no new values"));
-    }
-    let session = PutSession::new(state.clone(), first.message.tenant);
-    Ok(Put { first, session, progress: state.watch(connection) })
-}
-
-/// Runs a `Put` to its end, which the trailers tell.
-async fn put_stream(mut running: Running, put: Put, deadline: Deadline, send: mpsc::Sender<Frames>) {
-    let state = running.state.clone();
-    let outcome = deadline.bound(put_loop(&state, put, &send)).await;
+    let outcome = deadline.bound(stream.run(&send)).await;
     running.refused = outcome.is_err();
-    let _ = send.send(Ok(Frame::trailers(trailers(outcome.err().as_ref())))).await;
+    let _ = send.send(Ok(put_stream::end(&outcome))).await;
 }
 
-async fn put_loop(state: &Arc<State>, put: Put, send: &mpsc::Sender<Frames>) -> Result<(), Status> {
-    let Put { first: First { message, check, mut stream }, mut session, progress } = put;
-    let stall = state.config.limits.stall.0;
-    let mut next = Some(message);
-    let mut answers = Vec::new();
-    let told = |answers: &mut Vec<Answer>| {
-        let mut message = BytesMut::new();
-        put_sealed(&mut message, PutReply { answers: std::mem::take(answers), ..PutReply::default() }, check);
-        Ok(Frame::data(message.freeze()))
-    };
-    while let Some(request) = next {
-        progress.moved(state.clock.now());
-        session.request(request, state.clock.now(), &mut answers)?;
-        // What has come already is read before answers are sent: many small values, one message of answers.
-        let ready = tokio::select! {
-            biased;
-            message = stream.next() => Some(message),
-            () = std::future::ready(()) => None,
-        };
-        if (ready.is_none() || answers.len() >= 256) && !answers.is_empty() {
-            let sent = tokio::time::timeout(stall, send.send(told(&mut answers))).await;
-            if !matches!(sent, Ok(Ok(()))) {
-                return Err(Status::cancelled("the client reads no answers"));
-            }
-        }
-        let message = match ready {
-            Some(message) => message,
-            None => tokio::time::timeout(stall, stream.next()).await.map_err(|_| stalled(stall))?,
-        };
-        next = message.transpose()?;
-        next.iter().try_for_each(|message| check::verify(message, check).map(drop).map_err(altered))?;
-    }
-    if !answers.is_empty() {
-        let _ = send.send(told(&mut answers)).await;
-    }
-    if session.settled() {
-        return Ok(());
-    }
-    Err(Status::invalid_argument("the stream ended before all wanted objects were whole; those that were are stored"))
-}
-
-fn stalled(stall: std::time::Duration) -> Status {
+/// The refusal of a stream without progress.
+pub(super) fn stalled(stall: std::time::Duration) -> Status {
     Status::deadline_exceeded(format!("the stream made no progress for {} ms", stall.as_millis()))
 }
 
@@ -287,17 +222,16 @@ fn altered(error: check::Altered) -> Status {
     Status::data_loss(error.to_string())
 }
 
-/// The first message of a call with its check, and what follows it.
+/// The first message of a call, with its check.
 struct First<M> {
     message: M,
     check: u32,
-    stream: Streaming<M>,
 }
 
 async fn first<M, B>(state: &State, request: Request<B>) -> Result<First<M>, Status>
 where
     M: Checked + Default + 'static,
-    B: http_body::Body + Send + 'static,
+    B: http_body::Body<Data = Bytes> + Send + 'static,
     B::Error: Into<tonic::codegen::StdError>,
 {
     let decoder = ProstDecoder::<M>::new(Default::default());
@@ -306,7 +240,7 @@ where
     let message = tokio::time::timeout(stall, stream.message()).await.map_err(|_| stalled(stall))??;
     let message = message.ok_or_else(|| Status::invalid_argument("the request has no message"))?;
     let check = check::verify(&message, check::FIRST).map_err(altered)?;
-    Ok(First { message, check, stream })
+    Ok(First { message, check })
 }
 
 fn ok(body: Body) -> Response<Body> {

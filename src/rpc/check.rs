@@ -150,14 +150,6 @@ pub fn of_get_piece(head: &PieceHead, data_len: usize, seed: u32) -> u32 {
     sum.end()
 }
 
-/// Compares the check of a [`GetReply`] that is one piece.
-///
-/// # Errors
-/// It has none, or another one.
-pub fn verify_get_piece(said: Option<u32>, head: &PieceHead, data_len: usize, seed: u32) -> Result<u32, Altered> {
-    compare(GetReply::NAME, said, of_get_piece(head, data_len, seed))
-}
-
 /// The check of a [`PutRequest`] that is one piece.
 pub fn of_put_piece(head: &PieceHead, data_len: usize, seed: u32) -> u32 {
     let mut sum = Sum::new(PutRequest::NAME, seed);
@@ -167,7 +159,11 @@ pub fn of_put_piece(head: &PieceHead, data_len: usize, seed: u32) -> u32 {
     sum.end()
 }
 
-fn compare(name: &'static str, said: Option<u32>, found: u32) -> Result<u32, Altered> {
+/// Compares the check that a message carries with the one that was found.
+///
+/// # Errors
+/// It has none, or another one.
+pub fn compare(name: &'static str, said: Option<u32>, found: u32) -> Result<u32, Altered> {
     match said {
         None => Err(Altered::None(name)),
         Some(said) if said != found => Err(Altered::Other { name, said, found }),

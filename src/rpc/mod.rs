@@ -6,6 +6,7 @@
 //! - [`ids`] packs and unpacks keys and object ids, and refuses what has another length.
 //! - [`fast`] has the messages of the same-host path.
 //! - [`frame`] makes messages around bytes that are not copied.
+//! - [`pieces`] reads such messages as their bytes come.
 //! - [`limits`] names the numbers that both sides must know.
 
 pub mod check;
@@ -13,6 +14,7 @@ pub mod fast;
 pub mod frame;
 pub mod ids;
 pub mod limits;
+pub mod pieces;
 
 /// Messages and service of the contract, version 1.
 #[allow(missing_docs, clippy::all)]

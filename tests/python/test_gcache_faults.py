@@ -248,7 +248,7 @@ def test_a_node_that_sleeps_under_load(way: str) -> None:
         load = Load(address, (SEED, "sleep", way), BASE, most=100, fast_path=way == "fast").start()
         try:
             time.sleep(0.15)
-            os.kill(node.process.pid, signal.SIGSTOP)
+            node.pause()
             try:
                 # Three of the load's deadlines, and a caller that comes only now.
                 with GCacheClient([address], fast_path=way == "fast", deadline=0.3) as late:
@@ -257,7 +257,7 @@ def test_a_node_that_sleeps_under_load(way: str) -> None:
                     assert time.monotonic() - start < 0.3 + SLACK
                 time.sleep(1.5)
             finally:
-                os.kill(node.process.pid, signal.SIGCONT)
+                node.resume()
             time.sleep(0.3)
         finally:
             load.end()

@@ -1,6 +1,6 @@
 //! The answer to a get of the same-host path, checked before any of it is used.
 
-use crate::client::reply::Breach;
+use crate::client::Breach;
 use crate::rpc::fast::{FOUND_BYTES, Found, Outcome};
 use crate::rpc::limits::{CHUNK_BYTES, MAX_VALUE_BYTES};
 

@@ -1,6 +1,6 @@
-//! The reader of `Get` replies against the generated decoder, however the bytes are cut.
+//! The reader of pieces against the generated decoder, however the bytes are cut.
 
-use crate::client::{Breach, Pieces, ReplyParser};
+use super::{Pieces, PiecesReader};
 use crate::rpc::check;
 use crate::rpc::frame::{Carrier, PieceHead, put_head, put_message, put_sealed};
 use crate::rpc::v1::{GetReply, Miss, MissReason, Piece};
@@ -25,7 +25,10 @@ struct Listener {
 }
 
 impl Pieces for Listener {
-    fn begin(&mut self, head: PieceHead, bytes: usize) -> Result<(), Breach> {
+    type Message = GetReply;
+    type Error = String;
+
+    fn begin(&mut self, head: PieceHead, bytes: usize) -> Result<(), String> {
         assert!(self.current.replace((head, bytes, Vec::new())).is_none(), "the piece before has ended");
         Ok(())
     }
@@ -34,15 +37,15 @@ impl Pieces for Listener {
         self.current.as_mut().expect("data within a piece").2.extend_from_slice(bytes);
     }
 
-    fn end(&mut self) -> Result<(), Breach> {
+    fn end(&mut self) -> Result<(), String> {
         let (head, bytes, data) = self.current.take().expect("a piece ends once");
         assert_eq!(data.len(), bytes);
         self.said.push(Said::Piece(head, data));
         Ok(())
     }
 
-    fn miss(&mut self, index: u32, reason: MissReason) -> Result<(), Breach> {
-        self.said.push(Said::Miss(index, reason));
+    fn message(&mut self, message: GetReply, _: u32) -> Result<(), String> {
+        self.said.extend(message.misses.iter().map(|miss| Said::Miss(miss.index, miss.reason())));
         Ok(())
     }
 }
@@ -65,19 +68,19 @@ fn reply() -> impl Strategy<Value = GetReply> {
 /// What a reply means.
 fn meaning(reply: &GetReply) -> Vec<Said> {
     let piece = reply.piece.iter().map(|p| Said::Piece(PieceHead::of(p), p.data.to_vec()));
-    piece.chain(reply.misses.iter().map(|m| Said::Miss(m.index, m.reason()))).collect()
+    reply.misses.iter().map(|m| Said::Miss(m.index, m.reason())).chain(piece).collect()
 }
 
-fn feed(bytes: &[u8], cuts: &[usize]) -> Result<Vec<Said>, Breach> {
-    let (mut parser, mut listener) = (ReplyParser::new(SEED), Listener::default());
+fn feed(bytes: &[u8], cuts: &[usize]) -> Result<Vec<Said>, String> {
+    let (mut reader, mut listener) = (PiecesReader::of_answers(SEED), Listener::default());
     let mut from = 0;
     let mut cuts: Vec<usize> = cuts.iter().map(|c| c % (bytes.len() + 1)).collect();
     cuts.sort_unstable();
     for to in cuts.into_iter().chain([bytes.len()]) {
-        parser.feed(&bytes[from..to], &mut listener)?;
+        reader.feed(&bytes[from..to], &mut listener)?;
         from = to;
     }
-    match parser.is_between_messages() {
+    match reader.is_between_messages() {
         true => Ok(listener.said),
         false => Err("ends within a message".to_string()),
     }
@@ -104,8 +107,8 @@ proptest! {
         bytes.extend_from_slice(&piece.data);
         prop_assert_eq!(feed(&bytes, &cuts), Ok(vec![Said::Piece(head, piece.data.to_vec())]));
         // As soon as the first byte of data is there, it is passed on.
-        let (mut parser, mut listener) = (ReplyParser::new(SEED), Listener::default());
-        parser.feed(&bytes[..before + 1], &mut listener).unwrap();
+        let (mut reader, mut listener) = (PiecesReader::of_answers(SEED), Listener::default());
+        reader.feed(&bytes[..before + 1], &mut listener).unwrap();
         let passed = listener.current.map_or(0, |(_, _, data)| data.len()) + listener.said.len();
         prop_assert_eq!(passed, 1);
     }

@@ -1,29 +1,87 @@
-//! Reads the messages of a `Get` as their bytes come, so that a piece's data goes from the network's buffer into the
-//! caller's memory without a stop: no message is put together first.
+//! Reads a stream of messages as their bytes come, so that a piece's data goes from the network's buffer to where it belongs
+//! without a stop: no message with a piece is put together first.
 //!
-//! Encoders write fields in the order of their numbers, and `data` has the highest, so a message normally is a few bytes of
-//! head and then data to its end. Any other order is valid too and is decoded as a whole. Either way the check of a message
+//! Encoders write fields in the order of their numbers, and `data` has the highest, so such a message normally is a few bytes
+//! of head and then data to its end. Any other order is valid too and is decoded as a whole. Either way the check of a message
 //! is compared before anything is believed.
 
-use crate::rpc::check;
-use crate::rpc::frame::PieceHead;
-use crate::rpc::limits::MAX_MESSAGE_BYTES;
-use crate::rpc::v1::{GetReply, MissReason};
-use prost::Message;
+use super::check::{self, Altered, Checked};
+use super::frame::PieceHead;
+use super::limits::MAX_MESSAGE_BYTES;
+use super::v1::{GetReply, Piece, PutRequest};
 
-/// What a node did that the protocol does not allow.
-pub type Breach = String;
+#[cfg(test)]
+#[path = "pieces_tests.rs"]
+mod tests;
 
 /// Takes what the messages mean.
 pub trait Pieces {
+    /// The messages.
+    type Message: Carries;
+    /// Why it wants no more.
+    type Error: From<Malformed>;
+
     /// A piece begins. So many bytes of its data follow in any number of calls of `data`, then `end`.
-    fn begin(&mut self, head: PieceHead, bytes: usize) -> Result<(), Breach>;
+    fn begin(&mut self, head: PieceHead, bytes: usize) -> Result<(), Self::Error>;
     /// More of its data.
     fn data(&mut self, bytes: &[u8]);
     /// All of it has come.
-    fn end(&mut self) -> Result<(), Breach>;
-    /// An object that does not come.
-    fn miss(&mut self, index: u32, reason: MissReason) -> Result<(), Breach>;
+    fn end(&mut self) -> Result<(), Self::Error>;
+    /// A message that is not just a piece, with its check. Of a piece that is in it nothing was said yet.
+    fn message(&mut self, message: Self::Message, check: u32) -> Result<(), Self::Error>;
+}
+
+/// A message that can be one piece.
+pub trait Carries: Checked + Default {
+    /// The tag of the field that holds the piece.
+    const PIECE_TAG: u64;
+    /// What the check of a message must be that is nothing but a piece.
+    fn check_of_piece(head: &PieceHead, data_len: usize, seed: u32) -> u32;
+    /// Takes the piece out.
+    fn take_piece(&mut self) -> Option<Piece>;
+}
+
+impl Carries for GetReply {
+    const PIECE_TAG: u64 = 0x12;
+    fn check_of_piece(head: &PieceHead, data_len: usize, seed: u32) -> u32 {
+        check::of_get_piece(head, data_len, seed)
+    }
+    fn take_piece(&mut self) -> Option<Piece> {
+        self.piece.take()
+    }
+}
+
+impl Carries for PutRequest {
+    const PIECE_TAG: u64 = 0x2a;
+    fn check_of_piece(head: &PieceHead, data_len: usize, seed: u32) -> u32 {
+        check::of_put_piece(head, data_len, seed)
+    }
+    fn take_piece(&mut self) -> Option<Piece> {
+        self.piece.take()
+    }
+}
+
+/// What is no message of the contract.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum Malformed {
+    /// The flag of a compressed message, or no flag.
+    #[error("a message with compression flag {0}, allowed is 0")]
+    Compressed(u8),
+    /// Beyond the limit.
+    #[error("a message of {0} bytes, allowed is at most {MAX_MESSAGE_BYTES}")]
+    TooLong(usize),
+    /// No message.
+    #[error("a message that is no {0}: {1}")]
+    Unreadable(&'static str, prost::DecodeError),
+    /// Not the message that was sent.
+    #[error(transparent)]
+    Altered(#[from] Altered),
+}
+
+impl From<Malformed> for String {
+    fn from(malformed: Malformed) -> String {
+        malformed.to_string()
+    }
 }
 
 /// Bytes of a message's frame in gRPC: a flag for compression and a length.
@@ -33,9 +91,9 @@ const MOST_HEAD: usize = 64;
 
 /// See the head of this file.
 #[derive(Debug)]
-pub struct ReplyParser {
-    /// The request's check, with which the checks of the answers begin.
-    seed: u32,
+pub struct PiecesReader {
+    /// The check of the call's first request, with which all others begin; before it was read, none.
+    seed: Option<u32>,
     state: State,
     /// The start of a message as far as it was not understood yet.
     held: Vec<u8>,
@@ -53,17 +111,22 @@ enum State {
     Whole(usize),
 }
 
-impl ReplyParser {
-    /// Of the answer to a request with this check.
-    pub fn new(seed: u32) -> ReplyParser {
-        ReplyParser { seed, state: State::Prefix, held: Vec::new() }
+impl PiecesReader {
+    /// Of the answers to a request with this check.
+    pub fn of_answers(seed: u32) -> PiecesReader {
+        PiecesReader { seed: Some(seed), state: State::Prefix, held: Vec::new() }
+    }
+
+    /// Of the requests of a call.
+    pub fn of_requests() -> PiecesReader {
+        PiecesReader { seed: None, state: State::Prefix, held: Vec::new() }
     }
 
     /// Takes the next bytes of the stream.
     ///
     /// # Errors
     /// What is no message of the contract, or what `pieces` says.
-    pub fn feed(&mut self, mut bytes: &[u8], pieces: &mut impl Pieces) -> Result<(), Breach> {
+    pub fn feed<P: Pieces>(&mut self, mut bytes: &[u8], pieces: &mut P) -> Result<(), P::Error> {
         while !bytes.is_empty() {
             match self.state {
                 State::Prefix => {
@@ -107,16 +170,24 @@ impl ReplyParser {
         *bytes = &bytes[n..];
     }
 
+    /// The check is the one that the message must have.
+    fn verified<M: Carries>(&mut self, said: Option<u32>, found: u32) -> Result<u32, Malformed> {
+        let check = check::compare(M::NAME, said, found)?;
+        self.seed.get_or_insert(check);
+        Ok(check)
+    }
+
     /// Tries to understand the head of a message.
-    fn look(&mut self, bytes: &mut &[u8], pieces: &mut impl Pieces) -> Result<(), Breach> {
+    fn look<P: Pieces>(&mut self, bytes: &mut &[u8], pieces: &mut P) -> Result<(), P::Error> {
         let State::Head(length) = self.state else { return Ok(()) };
         let before = self.held.len();
         let rest = *bytes;
         self.hold(bytes, length.min(MOST_HEAD));
-        match scan(&self.held, length) {
+        match scan(&self.held, length, P::Message::PIECE_TAG) {
             Scan::More if self.held.len() < length.min(MOST_HEAD) => {}
             Scan::Piece { check, head, bytes: data, at } => {
-                check::verify_get_piece(check, &head, data, self.seed).map_err(|e| e.to_string())?;
+                let seed = self.seed.unwrap_or(check::FIRST);
+                self.verified::<P::Message>(check, P::Message::check_of_piece(&head, data, seed))?;
                 // What was held beyond the head is data; it is taken from `rest` again.
                 *bytes = &rest[at - before..];
                 self.held.clear();
@@ -133,19 +204,19 @@ impl ReplyParser {
         Ok(())
     }
 
-    fn whole(&mut self, pieces: &mut impl Pieces) -> Result<(), Breach> {
-        let reply =
-            GetReply::decode(self.held.as_slice()).map_err(|e| format!("a message that is no GetReply: {e}"))?;
-        check::verify(&reply, self.seed).map_err(|e| e.to_string())?;
+    fn whole<P: Pieces>(&mut self, pieces: &mut P) -> Result<(), P::Error> {
+        let mut message = <P::Message as prost::Message>::decode(self.held.as_slice())
+            .map_err(|e| Malformed::Unreadable(P::Message::NAME, e))?;
+        let check = check::of(&message, self.seed.unwrap_or(check::FIRST));
+        let check = self.verified::<P::Message>(message.check(), check)?;
         self.held.clear();
         self.state = State::Prefix;
-        if let Some(piece) = reply.piece {
+        let piece = message.take_piece();
+        pieces.message(message, check)?;
+        if let Some(piece) = piece {
             pieces.begin(PieceHead::of(&piece), piece.data.len())?;
             pieces.data(&piece.data);
             pieces.end()?;
-        }
-        for miss in &reply.misses {
-            pieces.miss(miss.index, miss.reason())?;
         }
         Ok(())
     }
@@ -155,15 +226,13 @@ impl ReplyParser {
 ///
 /// # Errors
 /// A compressed message, or one that is too long.
-pub fn message_length(prefix: &[u8]) -> Result<usize, Breach> {
+pub fn message_length(prefix: &[u8]) -> Result<usize, Malformed> {
     let length = u32::from_be_bytes([prefix[1], prefix[2], prefix[3], prefix[4]]) as usize;
-    if prefix[0] != 0 {
-        return Err(format!("a message with compression flag {}, allowed is 0", prefix[0]));
+    match prefix[0] {
+        0 if length <= MAX_MESSAGE_BYTES => Ok(length),
+        0 => Err(Malformed::TooLong(length)),
+        flag => Err(Malformed::Compressed(flag)),
     }
-    if length > MAX_MESSAGE_BYTES {
-        return Err(format!("a message of {length} bytes, allowed is at most {MAX_MESSAGE_BYTES}"));
-    }
-    Ok(length)
 }
 
 enum Scan {
@@ -176,7 +245,7 @@ enum Scan {
 }
 
 /// Looks at the first bytes of a message of `length` bytes.
-fn scan(bytes: &[u8], length: usize) -> Scan {
+fn scan(bytes: &[u8], length: usize, piece_tag: u64) -> Scan {
     let mut at = 0;
     let mut head = PieceHead::default();
     macro_rules! varint {
@@ -195,12 +264,12 @@ fn scan(bytes: &[u8], length: usize) -> Scan {
             Some(u32::from_le_bytes([word[0], word[1], word[2], word[3]]))
         }};
     }
-    // Field 1, the check; then field 2, a piece, to the message's end.
+    // Field 1, the check; then the piece, to the message's end.
     if length == 0 || varint!() != 0x0d {
         return Scan::Other;
     }
     let check = fixed32!();
-    if varint!() != 0x12 {
+    if varint!() != piece_tag {
         return Scan::Other;
     }
     let inner = varint!();
