@@ -18,8 +18,6 @@ const NONE: u32 = u32::MAX;
 pub mod flag {
     /// Was read or touched since it was written.
     pub const HIT: u8 = 1;
-    /// The record is in use.
-    pub const LIVE: u8 = 2;
 }
 
 /// Where an object is.
@@ -53,8 +51,7 @@ pub struct Index {
     free: u32,
 }
 
-const EMPTY: Record =
-    Record { hash: NONE as u64, segment: 0, at: 0, back: 0, blocks: 0, number: 0, part: 0, flags: 0 };
+const EMPTY: Record = Record { hash: NONE as u64, segment: 0, at: 0, back: 0, blocks: 0, number: 0, part: 0, flags: 0 };
 
 impl Index {
     /// An empty one.
@@ -104,8 +101,8 @@ impl Index {
     pub fn insert(&mut self, record: Record) -> bool {
         debug_assert!(self.find(record.hash, record.part).is_none());
         let Some(at) = self.take() else { return false };
-        let (hash, flags) = (record.hash, record.flags | flag::LIVE);
-        *self.get_mut(at) = Record { flags, ..record };
+        let hash = record.hash;
+        *self.get_mut(at) = record;
         let pieces = &self.pieces;
         self.table.insert_unique(hash, at, |&r| pieces[r as usize / PIECE][r as usize % PIECE].hash);
         true
@@ -188,6 +185,6 @@ mod tests {
         (0..64).step_by(4).for_each(|part| assert!(index.remove(hash, part).is_some()));
         assert_eq!(index.mask(hash), 0x4444_4444_4444_4444);
         assert!(index.remove(hash, 0).is_none() && index.find(hash, 2).is_some());
-        assert!(index.iter().all(|r| r.flags & flag::LIVE != 0));
+        assert!(index.iter().all(|r| r.hash == hash));
     }
 }

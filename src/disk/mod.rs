@@ -18,18 +18,46 @@
 //! - Time comes in as `now`, milliseconds of one monotonic clock of the caller's choice.
 //! - No async, no network.
 
+mod budget;
 mod buffer;
+mod calls;
 mod config;
+mod core;
+mod delete;
 mod device;
 mod error;
+mod footer;
+mod group;
+mod index;
+mod integrity;
+mod io;
 mod layout;
+mod manifest;
+#[doc(hidden)]
+pub mod memory;
+mod open;
+mod pool;
+mod read;
+mod real;
+mod reclaim;
+mod recover;
+mod ring;
+mod seal;
+mod segment;
+mod shared;
 mod stats;
+mod tier;
+mod write;
 
 pub use buffer::{Aligned, Buffer};
+pub use calls::{Put, PutDone, PutOutcome, Target, Value};
 pub use config::{Backend, DiskConfig, DiskRecovery, Worker};
-pub use device::{Action, Device, FileId, Op, Piece, Step};
+pub use device::{Action, Device, Done, FileId, MAX_PIECES, Op, Piece, Step};
 pub use error::{DiskError, State};
+pub use group::Crcs;
+pub use read::Fetched;
 pub use stats::{DiskStats, DiskTotals};
+pub use tier::Disk;
 
 /// Bytes of a block: of which everything in a segment is a multiple, and to which direct I/O is aligned.
 pub const BLOCK: usize = 4096;
