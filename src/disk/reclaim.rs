@@ -41,12 +41,14 @@ enum Next {
 type Chosen = (u16, Listed);
 
 impl Shared {
-    /// One step towards enough free segments within the capacity; false when there is nothing to do.
-    pub fn prepare_one(self: &Arc<Self>) -> bool {
+    /// One step towards enough free segments within the capacity; false when there is nothing to do. Without
+    /// `reclaim` it only makes files.
+    pub fn prepare_one(self: &Arc<Self>, reclaim: bool) -> bool {
         let Ok(next) = self.with(|core, _| core.next_step()) else { return false };
         match next {
             Next::Nothing => false,
             Next::Create => self.create_segment(),
+            _ if !reclaim => false,
             Next::Remove(id) => self.remove_segment(id),
             Next::Reclaim { victim, everything } => {
                 self.reclaim(victim, everything);

@@ -240,6 +240,6 @@ impl Shared {
         {
             self.go_offline(&format!("the directory is gone: {e}"));
         }
-        self.write_marks() || self.seal_one() || self.prepare_one()
+        self.write_marks() || self.seal_one() || self.prepare_one(true)
     }
 }
