@@ -1,17 +1,16 @@
 //! What the tests of the disk tier have in common: small directories, values that can be told apart, calls that wait.
 #![allow(dead_code)]
 
+pub mod script;
 pub mod world;
 
 use mimo_cache::disk::memory::Memory;
-use mimo_cache::disk::{
-    Aligned, Buffer, Disk, DiskConfig, DiskError, DiskRecovery, Put, PutOutcome, Target, Worker,
-};
+use mimo_cache::disk::{Aligned, Buffer, Disk, DiskConfig, DiskError, DiskRecovery, Put, PutOutcome, Target, Worker};
 use mimo_cache::shm::{ChainKey, ObjectId, PutMeta, chunk_crcs};
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::mpsc::{Receiver, channel};
-use std::sync::Arc;
 
 /// Smallest segments: 16 blocks, of which 2 are header and marks and 1 or more the footer.
 pub const SEGMENT: u32 = 64 << 10;

@@ -154,7 +154,9 @@ impl World {
                 assert_eq!(found, meta(*id, bytes.len()));
             }
             (Err(DiskError::Missing), None) => {}
-            (found, known) => panic!("{id:?}: {:?}, expected {:?}", found.map(|f| f.1.len()), known.map(|k| k.bytes.len())),
+            (found, known) => {
+                panic!("{id:?}: {:?}, expected {:?}", found.map(|f| f.1.len()), known.map(|k| k.bytes.len()))
+            }
         }
     }
 
@@ -194,7 +196,8 @@ impl World {
                 Ok((found, bytes)) => {
                     assert!(put.contains(&bytes), "{id:?}: bytes that were never put, or deleted");
                     assert_eq!(found, meta(id, bytes.len()));
-                    let newest = known.is_none_or(|k| k.bytes == bytes || matches!(crash, Crash::Power(_)) && !k.sealed);
+                    let newest =
+                        known.is_none_or(|k| k.bytes == bytes || matches!(crash, Crash::Power(_)) && !k.sealed);
                     assert!(newest, "{id:?}: older bytes");
                     self.model.insert(id, Known { bytes, sealed: true });
                 }
