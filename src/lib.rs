@@ -5,6 +5,8 @@
 pub mod cache;
 #[cfg(all(feature = "gcache", target_os = "linux"))]
 pub mod client;
+#[cfg(all(feature = "gcache", target_os = "linux"))]
+pub mod disk;
 pub mod error;
 pub mod geometry;
 pub mod key;
