@@ -23,6 +23,8 @@ pub mod flag {
     pub const LEASED: u8 = 4;
     /// Goes before the rest of its extent.
     pub const SUPERSEDED: u8 = 8;
+    /// Chosen to leave, and not used since.
+    pub const LEAVING: u8 = 16;
     /// The record is in use.
     pub const LIVE: u8 = 128;
 }

@@ -5,6 +5,7 @@ use super::header::{Header, NAME_WORDS};
 use super::index::{Index, NIL, Object, flag};
 use super::layout::{LONG_HEADER_BYTES, Word, state};
 use super::lease::Leases;
+use super::leaving::Wanted;
 use super::mapped::Mapped;
 use super::object::{ChainKey, ObjectId, PutMeta};
 use super::order::Extents;
@@ -37,6 +38,10 @@ pub struct Ledger {
     pub(super) slot_bytes: u64,
     /// Slots in use that cannot be evicted now.
     pub(super) held: u64,
+    /// Nothing is evicted to make room; see [`super::leaving`].
+    pub(super) keep: bool,
+    /// What found no room since then.
+    pub(super) wanted: Option<Wanted>,
 }
 
 /// Where an object is in the file.
@@ -84,8 +89,24 @@ impl Ledger {
         let spans = Spans::new(map.geometry, map.classes.len());
         let (leases, extents) = (Leases::new(lease_bytes), Extents::new());
         let (index, writing, totals) = (Index::new(), HashSet::default(), Totals::default());
-        let (counter, tick, listed, slot_bytes, held) = (0, 0, 0, 0, 0);
-        Ledger { map, spans, index, extents, leases, writing, totals, epoch, counter, tick, listed, slot_bytes, held }
+        let (counter, tick, listed, slot_bytes, held, keep, wanted) = (0, 0, 0, 0, 0, false, None);
+        Ledger {
+            map,
+            spans,
+            index,
+            extents,
+            leases,
+            writing,
+            totals,
+            epoch,
+            counter,
+            tick,
+            listed,
+            slot_bytes,
+            held,
+            keep,
+            wanted,
+        }
     }
 
     /// A number that the file has not seen.
@@ -159,7 +180,9 @@ impl Ledger {
 
     /// An object was used now.
     pub fn refresh(&mut self, object: u32) {
-        let Object { at, extent, .. } = self.index.objects[object];
+        let record = &mut self.index.objects[object];
+        record.flags &= !flag::LEAVING;
+        let Object { at, extent, .. } = *record;
         self.tick += 1;
         let span = self.spans.slot_of(at).span;
         self.spans.get_mut(span).tick = self.tick;

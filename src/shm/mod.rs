@@ -22,6 +22,7 @@ mod index;
 mod integrity;
 mod layout;
 mod lease;
+mod leaving;
 mod ledger;
 mod mapped;
 mod object;
@@ -43,6 +44,7 @@ pub use config::{BootId, Prefault, Probe, Recovery, StoreConfig};
 pub(crate) use crc::copy_quietly_append;
 pub use crc::{chunk_crcs, copy_crc32c, copy_crc32c_append, copy_verified, crc32c, crc32c_append};
 pub use error::ShmError;
+pub use leaving::Leaving;
 pub use object::{
     CHUNK_BYTES, ChainKey, MAX_PARTS, MAX_VALUE_BYTES, ObjectId, ObjectMeta, PutMeta, SharedRef, chunks_of,
 };

@@ -26,6 +26,10 @@ impl Ledger {
             if let Some(first) = self.spans.runs.take(shape.slabs) {
                 return Some(self.make_span(first, class));
             }
+            if self.keep {
+                self.want(class);
+                return None;
+            }
             let in_order = self.spans.has(class) && spent < budget;
             match self.extents.victim(&self.index.objects).filter(|_| in_order) {
                 Some(victim) => spent += self.evict(victim),
@@ -56,7 +60,7 @@ impl Ledger {
     }
 
     /// Evicts an object and returns the bytes of its slot.
-    fn evict(&mut self, object: u32) -> u64 {
+    pub(super) fn evict(&mut self, object: u32) -> u64 {
         let bytes = self.place(&self.index.objects[object]).slot_bytes;
         self.delete(object);
         self.totals.evicted_objects += 1;
@@ -66,23 +70,33 @@ impl Ledger {
 
     /// Frees `slabs` neighbours by evicting all that is in them.
     fn empty_run(&mut self, slabs: u32) -> Option<()> {
-        let first = self.coldest_near_oldest(slabs).or_else(|| self.coldest(0, self.map.geometry.slabs, slabs))?;
-        let mut slab = first;
+        let first = self.run_to_empty(slabs)?;
+        let objects = self.objects_of_run(first, slabs);
+        self.totals.reclaimed_objects += objects.len() as u64;
+        // A span goes with its last object.
+        for object in objects {
+            self.evict(object);
+        }
+        Some(())
+    }
+
+    /// First slab of the run to be emptied next, of which nothing is held.
+    pub(super) fn run_to_empty(&self, slabs: u32) -> Option<u32> {
+        self.coldest_near_oldest(slabs).or_else(|| self.coldest(0, self.map.geometry.slabs, slabs))
+    }
+
+    /// Objects of all spans of a run.
+    pub(super) fn objects_of_run(&self, first: u32, slabs: u32) -> Vec<u32> {
+        let (mut slab, mut objects) = (first, Vec::new());
         while slab < first + slabs {
             let Some(span) = self.spans.at_slab(slab) else {
                 slab += 1;
                 continue;
             };
-            let (start, shape) = (self.spans.get(span).first, self.spans.get(span).shape);
-            let objects: Vec<u32> = self.spans.objects(span).collect();
-            self.totals.reclaimed_objects += objects.len() as u64;
-            // The span goes with its last object.
-            for object in objects {
-                self.evict(object);
-            }
-            slab = start + shape.slabs;
+            objects.extend(self.spans.objects(span));
+            slab = self.spans.get(span).first + self.spans.get(span).shape.slabs;
         }
-        Some(())
+        objects
     }
 
     fn coldest_near_oldest(&self, slabs: u32) -> Option<u32> {

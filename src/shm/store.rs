@@ -147,6 +147,10 @@ impl Store {
         while self.shared.lock().is_ok_and(|mut ledger| !ledger.expire(now, BATCH)) {}
     }
 
+    pub(super) fn shared(&self) -> &Arc<Shared> {
+        &self.shared
+    }
+
     fn expire_some(&self, now: u64) {
         if let Ok(mut ledger) = self.shared.lock() {
             ledger.expire(now, EXPIRED);

@@ -35,6 +35,12 @@ impl Writer {
         unsafe { self.shared.map.region.bytes_mut(self.opened.place.value_at, self.meta.len) }
     }
 
+    /// Where the slot lies in this process, and its bytes, which are this writer's alone.
+    pub fn slot(&self) -> (*mut u8, usize) {
+        let Place { value_at, slot_bytes, .. } = self.opened.place;
+        (self.shared.map.region.address(value_at, slot_bytes).cast_mut(), slot_bytes as usize)
+    }
+
     /// Publishes the value with the CRC32C of each of its chunks ([`CHUNK_BYTES`]), which the caller has compared with the
     /// bytes. When it returns the value survives `kill -9`.
     ///
@@ -74,6 +80,7 @@ pub struct Pinned {
     object: u32,
     header: Header,
     at: SharedRef,
+    slot_bytes: u64,
 }
 
 impl Pinned {
@@ -86,11 +93,25 @@ impl Pinned {
             span_at: span.0,
             span_word: span.1,
         };
-        Pinned { shared, object, header, at }
+        Pinned { shared, object, header, at, slot_bytes: place.slot_bytes }
     }
 
     pub(super) fn object(&self) -> u32 {
         self.object
+    }
+
+    pub(super) fn shared(&self) -> &Arc<Shared> {
+        &self.shared
+    }
+
+    /// Whether it was deleted since it was pinned.
+    pub fn is_deleted(&self) -> bool {
+        self.shared.lock().is_ok_and(|ledger| ledger.is_deleted(self.object))
+    }
+
+    /// Where the value lies in this process, and the bytes of its slot. Only this value's bytes mean anything.
+    pub fn slot(&self) -> (*mut u8, usize) {
+        (self.shared.map.region.address(self.at.offset, self.slot_bytes).cast_mut(), self.slot_bytes as usize)
     }
 
     /// Its name.
