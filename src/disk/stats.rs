@@ -46,6 +46,29 @@ pub struct DiskTotals {
 }
 
 impl DiskTotals {
+    fn add(&mut self, other: &DiskTotals) {
+        self.stored += other.stored;
+        self.stored_bytes += other.stored_bytes;
+        self.present += other.present;
+        self.busy += other.busy;
+        self.no_room += other.no_room;
+        self.over_budget += other.over_budget;
+        self.failed += other.failed;
+        self.hits += other.hits;
+        self.hit_bytes += other.hit_bytes;
+        self.misses += other.misses;
+        self.read_errors += other.read_errors;
+        self.damaged += other.damaged;
+        self.deleted += other.deleted;
+        self.evicted += other.evicted;
+        self.reinserted += other.reinserted;
+        self.reinserted_bytes += other.reinserted_bytes;
+        self.sealed += other.sealed;
+        self.reclaimed += other.reclaimed;
+        self.written_bytes += other.written_bytes;
+        self.read_bytes += other.read_bytes;
+    }
+
     /// Bytes written to the device for each byte of a value put; 0 where none was.
     pub fn write_amplification(&self) -> f64 {
         if self.stored_bytes == 0 { 0.0 } else { self.written_bytes as f64 / self.stored_bytes as f64 }
@@ -79,4 +102,22 @@ pub struct DiskStats {
     pub direct: bool,
     /// What has happened.
     pub totals: DiskTotals,
+}
+
+impl DiskStats {
+    /// Adds another tier's, for sums over directories.
+    pub fn add(&mut self, other: &DiskStats) {
+        self.capacity_bytes += other.capacity_bytes;
+        self.file_bytes += other.file_bytes;
+        self.objects += other.objects;
+        self.block_bytes += other.block_bytes;
+        self.free_segments += other.free_segments;
+        self.sealed_segments += other.sealed_segments;
+        self.open_segments += other.open_segments;
+        self.index_bytes += other.index_bytes;
+        self.write_bytes_in_flight += other.write_bytes_in_flight;
+        self.reads_in_flight += other.reads_in_flight;
+        self.direct &= other.direct;
+        self.totals.add(&other.totals);
+    }
 }

@@ -2,7 +2,9 @@
 //! lists every key. Unknown keys and values without units are errors with a sentence.
 
 use super::listen::Address;
+use super::tiers::TierSettings;
 use super::units::{Size, Time};
+use crate::disk::{Backend, DiskConfig};
 use crate::rpc::limits;
 use crate::shm::{Prefault, StoreConfig};
 use serde::Deserialize;
@@ -32,6 +34,12 @@ pub struct NodeConfig {
     pub insecure: bool,
     /// The memory tier.
     pub memory: MemoryConfig,
+    /// Directories of the disk tier; none by default.
+    #[serde(default)]
+    pub disk: Vec<DiskTierConfig>,
+    /// When values go to disk and come back.
+    #[serde(default)]
+    pub tiering: TieringConfig,
     /// What is refused.
     #[serde(default)]
     pub limits: LimitConfig,
@@ -72,6 +80,64 @@ impl MemoryConfig {
 
     fn max_lease() -> Time {
         Time(Duration::from_secs(60))
+    }
+}
+
+/// A directory of the disk tier.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct DiskTierConfig {
+    /// The directory, this node's alone; made if it is missing.
+    pub path: PathBuf,
+    /// Most bytes of its segments.
+    pub size: Size,
+    /// Bytes of a segment: what becomes durable at once, and the longest value that goes to disk. By default 64 MiB, less
+    /// where `size` is small.
+    #[serde(default)]
+    pub segment: Option<Size>,
+    /// Most bytes written in a day; no limit by default.
+    #[serde(default)]
+    pub write_per_day: Option<Size>,
+    /// `auto`, `io_uring` or `threads`.
+    #[serde(default)]
+    pub io: DiskIo,
+    /// An operation that takes longer takes the directory offline.
+    #[serde(default = "DiskTierConfig::timeout")]
+    pub timeout: Time,
+}
+
+impl DiskTierConfig {
+    fn timeout() -> Time {
+        Time(Duration::from_secs(30))
+    }
+}
+
+/// How bytes get to a disk.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum DiskIo {
+    /// io_uring where the kernel allows it, else threads.
+    #[default]
+    Auto,
+    /// io_uring or an error.
+    IoUring,
+    /// Threads.
+    Threads,
+}
+
+/// When values go to disk and come back.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields, default)]
+pub struct TieringConfig {
+    /// With which use, of those remembered, a value on disk comes back into memory.
+    pub promote_after: u8,
+    /// Bytes of memory kept free for new values; a sixteenth by default.
+    pub reserve: Option<Size>,
+}
+
+impl Default for TieringConfig {
+    fn default() -> Self {
+        TieringConfig { promote_after: 2, reserve: None }
     }
 }
 
@@ -194,6 +260,9 @@ impl NodeConfig {
         let named = |path: &PathBuf| PathBuf::from(path.to_string_lossy().replace("{name}", &name));
         self.memory.path = named(&self.memory.path);
         self.fast_path = self.fast_path.as_ref().map(named);
+        for disk in &mut self.disk {
+            disk.path = named(&disk.path);
+        }
         for address in self.listen.iter_mut().chain(&mut self.metrics) {
             if let Address::Unix(path) = address {
                 *path = named(path);
@@ -232,6 +301,21 @@ impl NodeConfig {
         within("limits.put in bytes", l.put.0, 1 << 20, 1 << 40)?;
         within("limits.stall in milliseconds", l.stall.0.as_millis() as u64, 100, 3_600_000)?;
         within("memory.max_lease in milliseconds", self.memory.max_lease.0.as_millis() as u64, 1, 3_600_000)?;
+        within("tiering.promote_after", self.tiering.promote_after.into(), 1, 255)?;
+        let reserve = self.tiering().reserve;
+        if !self.disk.is_empty() && (reserve == 0 || reserve > self.memory.size.0 / 2) {
+            return Err(format!(
+                "tiering.reserve is {}, allowed is above 0 and at most half of memory.size",
+                Size(reserve)
+            ));
+        }
+        for (n, (disk, config)) in self.disk.iter().zip(self.disks()).enumerate() {
+            within("disk.timeout in milliseconds", config.io_timeout_ms, 100, 3_600_000)?;
+            config.validate().map_err(|e| format!("disk {}: {e}", disk.path.display()))?;
+            if self.disk[..n].iter().any(|other| other.path == disk.path) {
+                return Err(format!("disk {} is there twice, allowed is each directory once", disk.path.display()));
+            }
+        }
         for token in &self.tokens {
             if token.all_tenants != token.tenants.is_empty() {
                 return Err(format!(
@@ -250,11 +334,39 @@ impl NodeConfig {
         let m = &self.memory;
         let mut store = StoreConfig::new(&m.path, m.size.0);
         store.slab_bytes = u32::try_from(m.slab.0).unwrap_or(u32::MAX);
-        store.fingerprint = Sha256::new().chain_update("gcache-node 1 ").chain_update(&self.name).finalize().into();
+        store.fingerprint = self.fingerprint();
         store.lease_bytes = m.lease.map_or(m.size.0 / 8, |l| l.0);
         store.max_lease_ms = m.max_lease.millis();
         store.prefault = if m.prefault { Prefault::Threads } else { Prefault::OnUse };
         store
+    }
+
+    /// How to open the directories of the disk tier. They belong to this node's name, as the file does.
+    pub fn disks(&self) -> Vec<DiskConfig> {
+        let of = |d: &DiskTierConfig| {
+            let mut disk = DiskConfig::new(&d.path, d.size.0);
+            disk.segment_bytes = d.segment.map_or(disk.segment_bytes, |s| u32::try_from(s.0).unwrap_or(u32::MAX));
+            disk.fingerprint = self.fingerprint();
+            disk.write_bytes_per_day = d.write_per_day.map(|s| s.0);
+            disk.io_timeout_ms = d.timeout.0.as_millis() as u64;
+            disk.backend = match d.io {
+                DiskIo::Auto => Backend::Auto,
+                DiskIo::IoUring => Backend::Ring,
+                DiskIo::Threads => Backend::Threads,
+            };
+            disk
+        };
+        self.disk.iter().map(of).collect()
+    }
+
+    fn fingerprint(&self) -> [u8; 32] {
+        Sha256::new().chain_update("gcache-node 1 ").chain_update(&self.name).finalize().into()
+    }
+
+    /// When values change tiers.
+    pub fn tiering(&self) -> TierSettings {
+        let reserve = self.tiering.reserve.map_or(self.memory.size.0 / 16, |s| s.0);
+        TierSettings { promote_after: self.tiering.promote_after, reserve }
     }
 
     /// The limits that `Hello` tells.

@@ -2,6 +2,7 @@
 //!
 //! - One object is pinned at a time, when its turn comes, and stays so while its bytes wait to be sent: what a slow reader
 //!   holds is one value, however long its batch is. What was evicted meanwhile is a miss.
+//! - What is on disk is read ahead of its turn ([`Ahead`]).
 //! - Small pieces and misses are gathered in a buffer of [`GATHER_BYTES`], since each frame costs a system call; large ones
 //!   follow their head as they are.
 //! - Bytes are not compared with their CRC here: the reader does that, and reports (`Verify`).
@@ -9,6 +10,7 @@
 use super::deadline::Deadline;
 use super::metrics::Metrics;
 use super::state::{Progress, State};
+use super::tiers::{Ahead, Fetch, Fetched};
 use crate::rpc::frame::{Carrier, PieceHead, put_head, put_sealed};
 use crate::rpc::limits::CHUNK_BYTES;
 use crate::rpc::v1::{GetReply, Miss, MissReason};
@@ -63,6 +65,7 @@ pub struct GetBody {
     caller: Caller,
     ids: Vec<ObjectId>,
     next: usize,
+    ahead: Ahead,
     current: Option<Current>,
     piece_bytes: usize,
     frames: VecDeque<Bytes>,
@@ -79,6 +82,7 @@ impl GetBody {
             caller,
             ids,
             next: 0,
+            ahead: Ahead::default(),
             current: None,
             piece_bytes,
             frames: VecDeque::new(),
@@ -88,35 +92,71 @@ impl GetBody {
     }
 
     /// The next bytes of the body; `None` at its end.
-    fn next_frame(&mut self) -> Option<Bytes> {
+    fn next_frame(&mut self, cx: &mut Context<'_>) -> Poll<Option<Bytes>> {
         loop {
             if let Some(frame) = self.frames.pop_front() {
-                return Some(frame);
+                return Poll::Ready(Some(frame));
             }
             if self.gathered.len() >= GATHER_BYTES || self.current.is_none() && self.next == self.ids.len() {
-                return (!self.gathered.is_empty()).then(|| self.gathered.split().freeze());
+                return Poll::Ready((!self.gathered.is_empty()).then(|| self.gathered.split().freeze()));
             }
-            if self.current.is_some() { self.piece() } else { self.object() }
+            if self.current.is_some() {
+                self.piece();
+            } else if self.object(cx).is_pending() {
+                // What is there is sent while the disk reads.
+                return match self.gathered.is_empty() {
+                    true => Poll::Pending,
+                    false => Poll::Ready(Some(self.gathered.split().freeze())),
+                };
+            }
         }
     }
 
-    /// Starts the next object.
-    fn object(&mut self) {
-        let index = self.next as u32;
-        self.next += 1;
-        match self.state.store.get(self.caller.tenant, &self.ids[index as usize]) {
-            Some(pinned) => {
-                let (crcs, layout) = (pinned.crcs().into(), pinned.meta().put.layout);
-                let bytes = Bytes::from_owner(Value(pinned));
-                Metrics::add(&self.state.metrics.get_bytes, bytes.len() as u64);
-                self.current = Some(Current { bytes, crcs, layout, at: 0 });
+    /// Starts the next object; pending while it is read from disk.
+    fn object(&mut self, cx: &mut Context<'_>) -> Poll<()> {
+        let (tenant, id) = (self.caller.tenant, self.ids[self.next]);
+        if !self.state.tiers.has_disk() {
+            match self.state.store.get(tenant, &id) {
+                Some(pinned) => self.pinned(pinned),
+                None => self.miss(MissReason::Absent),
             }
-            None => {
-                let miss = Miss { index, reason: MissReason::Absent as i32 };
-                let reply = GetReply { misses: vec![miss], ..GetReply::default() };
-                put_sealed(&mut self.gathered, reply, self.caller.check);
-            }
+            return Poll::Ready(());
         }
+        self.ahead.start(&self.state.tiers, tenant, &self.ids);
+        match std::task::ready!(self.ahead.poll_next(cx)) {
+            Fetch::InMemory => match self.state.store.get(tenant, &id) {
+                Some(pinned) => {
+                    self.state.tiers.used(tenant, &id);
+                    self.pinned(pinned);
+                }
+                // It left in between.
+                None => self.ahead.again(&self.state.tiers, tenant, &id),
+            },
+            Fetch::OnDisk(value) => {
+                let (crcs, layout) = (value.crcs().into(), value.meta().layout);
+                self.begin(Bytes::from_owner(Fetched(value)), crcs, layout);
+            }
+            Fetch::Absent => self.miss(MissReason::Absent),
+            Fetch::Damaged => self.miss(MissReason::Damaged),
+        }
+        Poll::Ready(())
+    }
+
+    fn pinned(&mut self, pinned: Pinned) {
+        let (crcs, layout) = (pinned.crcs().into(), pinned.meta().put.layout);
+        self.begin(Bytes::from_owner(Value(pinned)), crcs, layout);
+    }
+
+    fn begin(&mut self, bytes: Bytes, crcs: Box<[u32]>, layout: u32) {
+        self.next += 1;
+        Metrics::add(&self.state.metrics.get_bytes, bytes.len() as u64);
+        self.current = Some(Current { bytes, crcs, layout, at: 0 });
+    }
+
+    fn miss(&mut self, reason: MissReason) {
+        let miss = Miss { index: self.next as u32, reason: reason as i32 };
+        self.next += 1;
+        put_sealed(&mut self.gathered, GetReply { misses: vec![miss], ..GetReply::default() }, self.caller.check);
     }
 
     /// Adds the next piece of the current object.
@@ -152,14 +192,14 @@ impl http_body::Body for GetBody {
     type Data = Bytes;
     type Error = Infallible;
 
-    fn poll_frame(mut self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
+    fn poll_frame(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
         self.caller.progress.moved(self.state.clock.now());
         if self.ended {
             return Poll::Ready(None);
         }
         let late = self.caller.deadline.check().err();
         if late.is_none()
-            && let Some(bytes) = self.next_frame()
+            && let Some(bytes) = std::task::ready!(self.next_frame(cx))
         {
             return Poll::Ready(Some(Ok(Frame::data(bytes))));
         }

@@ -23,6 +23,7 @@ pub mod put_stream;
 pub mod server;
 pub mod service;
 pub mod state;
+pub mod tiers;
 pub mod unary;
 pub mod units;
 

@@ -36,12 +36,22 @@ pub struct PutSession {
     waiting: VecDeque<(u32, PutMeta)>,
     owed: VecDeque<Owed>,
     owed_bytes: u64,
+    /// The offer that waits first finds no room yet.
+    blocked: bool,
 }
 
 impl PutSession {
     /// A stream whose first request was read. The tenant's right is checked by the caller.
     pub fn new(state: Arc<State>, tenant: u64) -> PutSession {
-        PutSession { state, tenant, offered: 0, waiting: VecDeque::new(), owed: VecDeque::new(), owed_bytes: 0 }
+        PutSession {
+            state,
+            tenant,
+            offered: 0,
+            waiting: VecDeque::new(),
+            owed: VecDeque::new(),
+            owed_bytes: 0,
+            blocked: false,
+        }
     }
 
     /// Whether every offer has its last answer.
@@ -94,8 +104,28 @@ impl PutSession {
         meta.validate().map(|()| meta).map_err(|e| e.to_string())
     }
 
-    /// Answers waiting offers in order, as far as the stream may owe bytes.
-    fn admit(&mut self, now: u64, answers: &mut Vec<Answer>) -> Result<(), Status> {
+    /// Whether an offer waits until values have left memory for the disk tier.
+    pub fn is_blocked(&self) -> bool {
+        self.blocked
+    }
+
+    /// Answers the offer that waits for room so, with nothing.
+    ///
+    /// # Errors
+    /// As for offers.
+    pub fn give_up(&mut self, now: u64, answers: &mut Vec<Answer>) -> Result<(), Status> {
+        if let Some((index, _)) = self.waiting.pop_front().filter(|_| self.blocked) {
+            answers.push(Answer { index, outcome: PutOutcome::NoRoom as i32 });
+        }
+        self.admit(now, answers)
+    }
+
+    /// Answers waiting offers in order, as far as the stream may owe bytes and there is room.
+    ///
+    /// # Errors
+    /// As for offers.
+    pub fn admit(&mut self, now: u64, answers: &mut Vec<Answer>) -> Result<(), Status> {
+        self.blocked = false;
         while let Some((index, meta)) = self.waiting.front() {
             let (index, meta) = (*index, *meta);
             if !self.owed.is_empty() && self.owed_bytes + meta.len > self.state.config.limits.put.0 {
@@ -103,7 +133,8 @@ impl PutSession {
             }
             let outcome = self.slot(index, &meta, now)?;
             // What this stream is writing itself may be all that is in the way.
-            if outcome == PutOutcome::NoRoom && !self.owed.is_empty() {
+            if outcome == PutOutcome::NoRoom && (!self.owed.is_empty() || self.state.tiers.frees_room()) {
+                self.blocked = self.owed.is_empty();
                 break;
             }
             self.waiting.pop_front();
@@ -116,7 +147,7 @@ impl PutSession {
         if !self.state.owe(meta.len) {
             return Ok(PutOutcome::NoRoom);
         }
-        let begun = self.state.store.begin(meta, now);
+        let begun = self.state.tiers.begin(meta, now);
         let Ok(Begin::Slot(writer)) = begun else {
             self.state.pay(meta.len);
             return match begun {

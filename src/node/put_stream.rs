@@ -26,6 +26,8 @@ use tokio::time::{Instant, timeout, timeout_at};
 use tonic::Status;
 use tonic::codegen::StdError;
 
+/// How long an offer waits for room in memory, where values leave it for the disk tier.
+const ROOM_WAIT: Duration = Duration::from_secs(2);
 /// Answers that wait while more is there to be read.
 const MOST_ANSWERS: usize = 256;
 
@@ -36,8 +38,10 @@ pub struct PutStream<B> {
     talk: Talk,
     progress: Arc<Progress>,
     stall: Duration,
-    /// When the last message ended.
+    /// When the last message ended, or an offer was answered that had to wait.
     moved: Instant,
+    /// Since when an offer waits for room.
+    blocked: Option<Instant>,
 }
 
 /// What the messages of a stream mean.
@@ -57,6 +61,19 @@ impl Talk {
     fn session(&mut self) -> Result<&mut PutSession, Status> {
         // A piece has no version.
         self.session.as_mut().ok_or_else(|| check_version(0).err().unwrap_or_else(|| Status::internal("no version")))
+    }
+}
+
+impl Talk {
+    /// Tries the offer that waits for room again, or gives it up; whether it has an answer.
+    fn answered(&mut self, give_up: bool) -> Result<bool, Status> {
+        let (now, before) = (self.state.clock.now(), self.answers.len());
+        let Some(session) = &mut self.session else { return Ok(true) };
+        match give_up {
+            true => session.give_up(now, &mut self.answers)?,
+            false => session.admit(now, &mut self.answers)?,
+        }
+        Ok(self.answers.len() > before || !session.is_blocked())
     }
 }
 
@@ -116,7 +133,7 @@ where
         let stall = state.config.limits.stall.0;
         let talk = Talk { state, grant, session: None, check: 0, answers: Vec::new(), count: 0 };
         let (body, reader, moved) = (Box::pin(body), PiecesReader::of_requests(), Instant::now());
-        let mut stream = PutStream { body, reader, talk, progress, stall, moved };
+        let mut stream = PutStream { body, reader, talk, progress, stall, moved, blocked: None };
         while stream.talk.session.is_none() {
             let data = stream.data().await?.ok_or_else(|| Status::invalid_argument("the request has no message"))?;
             stream.feed(&data)?;
@@ -144,6 +161,10 @@ where
             }
             let data = match ready {
                 Some(data) => data,
+                None if self.talk.session()?.is_blocked() => match self.data_or_room().await? {
+                    Some(data) => data,
+                    None => continue,
+                },
                 None => self.data().await?,
             };
             let Some(data) = data else { break };
@@ -160,6 +181,26 @@ where
             false => Err(Status::invalid_argument(
                 "the stream ended before all wanted objects were whole; those that were are stored",
             )),
+        }
+    }
+
+    /// Waits for room for the offer that has none, and for bytes; after [`ROOM_WAIT`] the offer is answered that there is
+    /// none. `None` where an answer was made.
+    async fn data_or_room(&mut self) -> Result<Option<Option<Bytes>>, Status> {
+        let tiers = self.talk.state.tiers.clone();
+        let mut freed = std::pin::pin!(tiers.room.notified());
+        // Before it is tried again, so that nothing is missed in between.
+        freed.as_mut().enable();
+        let until = *self.blocked.get_or_insert_with(Instant::now) + ROOM_WAIT;
+        if self.talk.answered(until <= Instant::now())? {
+            (self.blocked, self.moved) = (None, Instant::now());
+            return Ok(None);
+        }
+        tokio::select! {
+            biased;
+            data = self.data() => data.map(Some),
+            () = freed => Ok(None),
+            () = tokio::time::sleep_until(until) => Ok(None),
         }
     }
 

@@ -10,7 +10,9 @@ use super::fast::FastPath;
 use super::listen::Address;
 use super::metrics::Metrics;
 use super::state::{Connection, State};
+use super::tiers::Demoter;
 use super::{http, service};
+use crate::disk::{Disk, DiskConfig};
 use crate::rpc::DESCRIPTOR_SET;
 use crate::shm::{BootId, Recovery, Store};
 use ::http::{Request, Response};
@@ -57,6 +59,7 @@ pub struct Node {
     connections: Arc<Semaphore>,
     health: HealthReporter,
     fast: Option<FastPath>,
+    demoter: Option<Demoter>,
     sockets: Vec<PathBuf>,
 }
 
@@ -84,7 +87,9 @@ impl Node {
         let tokens = Tokens::load(&config.tokens)?;
         let machine = BootId::current().map_err(|e| e.to_string())?;
         let (store, recovery) = Store::open(&config.store(), machine).map_err(|e| e.to_string())?;
-        let state = Arc::new(State::new(config, store, machine, tokens));
+        let disks = config.disks().iter().map(open_disk).collect::<Result<Vec<_>, _>>()?;
+        let state = Arc::new(State::with_disks(config, store, disks, machine, tokens));
+        let demoter = state.tiers.start()?;
         let config = &state.config;
         let (stopping, stop) = watch::channel(false);
         let connections = Arc::new(Semaphore::new(config.limits.connections));
@@ -127,7 +132,7 @@ impl Node {
             tokio::spawn(accept(listener, shared.clone()));
         }
         tokio::spawn(sweep(shared));
-        Ok((Node { state, addresses, metrics, stopping, connections, health, fast, sockets }, recovery))
+        Ok((Node { state, addresses, metrics, stopping, connections, health, fast, demoter, sockets }, recovery))
     }
 
     /// Where gRPC is spoken, with the port that was given for port 0.
@@ -159,10 +164,33 @@ impl Node {
         if let Some(fast) = self.fast.take() {
             fast.stop();
         }
+        self.demoter.take();
+        self.state.tiers.seal().await;
         for socket in &self.sockets {
             let _ = std::fs::remove_file(socket);
         }
     }
+}
+
+/// Opens a directory of the disk tier, and tells what was found.
+fn open_disk(config: &DiskConfig) -> Result<Disk, String> {
+    let (disk, found) = Disk::open(config).map_err(|e| e.to_string())?;
+    for sentence in &found.damaged {
+        tracing::warn!(sentence, "something of the disk tier is set aside");
+    }
+    tracing::info!(
+        path = %config.dir.display(),
+        created = found.created,
+        objects = found.objects,
+        bytes = found.block_bytes,
+        sealed_segments = found.sealed,
+        walked_segments = found.walked,
+        backend = found.backend,
+        ring_refused = found.ring_refused,
+        millis = found.elapsed.as_millis() as u64,
+        "the disk tier is open"
+    );
+    Ok(disk)
 }
 
 fn path_of(address: &Address) -> Option<PathBuf> {

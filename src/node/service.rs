@@ -160,7 +160,7 @@ where
         }
         "Delete" => {
             let (message, check) = checked!(DeleteRequest);
-            put_sealed(&mut out, unary::delete(state, &message)?, check);
+            put_sealed(&mut out, unary::delete(state, &message).await?, check);
         }
         "Verify" => {
             let (message, check) = checked!(VerifyRequest);

@@ -3,6 +3,8 @@
 use super::auth::Tokens;
 use super::config::NodeConfig;
 use super::metrics::Metrics;
+use super::tiers::Tiers;
+use crate::disk::Disk;
 use crate::shm::{BootId, LeaseOwner, Store};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
@@ -31,6 +33,8 @@ pub struct State {
     pub config: NodeConfig,
     /// The memory tier.
     pub store: Store,
+    /// All storage tiers.
+    pub tiers: Arc<Tiers>,
     /// This machine.
     pub machine: BootId,
     /// Who may what.
@@ -52,17 +56,25 @@ pub struct State {
 }
 
 impl State {
-    /// State over an open store.
+    /// State over an open store, without disks.
     pub fn new(config: NodeConfig, store: Store, machine: BootId, tokens: Tokens) -> State {
+        State::with_disks(config, store, Vec::new(), machine, tokens)
+    }
+
+    /// State over open tiers. With disks, [`Tiers::start`] must follow.
+    pub fn with_disks(config: NodeConfig, store: Store, disks: Vec<Disk>, machine: BootId, tokens: Tokens) -> State {
+        let clock = Clock::start();
+        let settings = config.tiering();
         let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         State {
             calls: Arc::new(Semaphore::new(config.limits.calls)),
+            tiers: Tiers::new(store.clone(), disks, settings, clock),
             config,
             store,
             machine,
             tokens,
             metrics: Metrics::default(),
-            clock: Clock::start(),
+            clock,
             start_id: since.as_nanos() as u64,
             draining: AtomicBool::new(false),
             verifying: Semaphore::new(1),

@@ -1,6 +1,8 @@
 //! The calls with one answer, without their network: a message in, a message or a refusal out.
 
 use super::state::{Connection, State};
+use super::tiers::Fetch;
+use crate::disk::DiskStats;
 use crate::rpc::ids;
 use crate::rpc::limits::{MAX_CLIENT_BYTES, MAX_KEYS, MAX_OBJECTS, VERSIONS};
 use crate::rpc::v1::{
@@ -9,7 +11,7 @@ use crate::rpc::v1::{
 };
 use crate::shm::{Lease, LeaseOwner, ObjectId};
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU64, Ordering};
 use tonic::Status;
 
 /// Refuses a version that this node does not speak.
@@ -73,21 +75,22 @@ pub fn exists(state: &State, connection: &Connection, request: &ExistsRequest) -
     let keys = ids::keys(&request.runs, MAX_KEYS).map_err(Status::invalid_argument)?;
     let millis = request.lease_ms;
     let lease = (millis > 0).then_some(Lease { owner: LeaseOwner(connection.id), millis });
-    let found = state.store.exists(request.tenant, &keys, lease, state.clock.now());
+    let found = state.tiers.exists(request.tenant, &keys, lease, state.clock.now());
     Ok(ExistsReply { masks: found.masks, leased_keys: found.leased_keys as u32, ..ExistsReply::default() })
 }
 
 /// # Errors
 /// `INVALID_ARGUMENT` with a sentence.
 pub fn touch(state: &State, request: &TouchRequest) -> Result<TouchReply, Status> {
-    let present = state.store.touch(request.tenant, &objects(&request.runs)?);
+    let present = state.tiers.touch(request.tenant, &objects(&request.runs)?);
     Ok(TouchReply { present: present as u32, ..TouchReply::default() })
 }
 
 /// # Errors
-/// `INVALID_ARGUMENT` with a sentence.
-pub fn delete(state: &State, request: &DeleteRequest) -> Result<DeleteReply, Status> {
-    let deleted = state.store.delete(request.tenant, &objects(&request.runs)?);
+/// `INVALID_ARGUMENT` with a sentence; `INTERNAL` where the disk tier could not note it.
+pub async fn delete(state: &State, request: &DeleteRequest) -> Result<DeleteReply, Status> {
+    let ids = objects(&request.runs)?;
+    let deleted = state.tiers.delete(request.tenant, &ids).await.map_err(Status::internal)?;
     Ok(DeleteReply { deleted: deleted as u32, ..DeleteReply::default() })
 }
 
@@ -113,8 +116,18 @@ pub async fn verify(state: Arc<State>, request: VerifyRequest) -> Result<VerifyR
             )
         };
         let (sound, dropped) = tokio::task::spawn_blocking(one).await.map_err(|e| Status::internal(e.to_string()))?;
-        reply.sound += sound;
-        reply.dropped += dropped;
+        match (sound, dropped) {
+            // Not in memory.
+            (0, 0) => match state.tiers.clone().fetch(request.tenant, id).await {
+                Fetch::InMemory | Fetch::OnDisk(_) => reply.sound += 1,
+                Fetch::Damaged => reply.dropped += 1,
+                Fetch::Absent => {}
+            },
+            (sound, dropped) => {
+                reply.sound += sound;
+                reply.dropped += dropped;
+            }
+        }
     }
     Ok(reply)
 }
@@ -145,7 +158,10 @@ pub fn stats(state: &State, _: &StatsRequest) -> StatsReply {
         evicted_bytes: t.evicted_bytes,
         deleted: t.deleted,
         damaged: t.damaged_headers + t.damaged_values,
+        ..TierStats::default()
     };
+    let mut tiers = vec![memory];
+    tiers.extend(state.tiers.disk_stats().map(|(d, trouble)| disk_stats(state, &d, &trouble)));
     let load = |n: &std::sync::atomic::AtomicU64| n.load(Ordering::Relaxed) as u32;
     StatsReply {
         node: state.config.name.clone(),
@@ -155,7 +171,37 @@ pub fn stats(state: &State, _: &StatsRequest) -> StatsReply {
         draining: state.draining.load(Ordering::Relaxed),
         connections: load(&state.metrics.connections),
         streams: load(&state.metrics.running),
-        tiers: vec![memory],
+        tiers,
         ..StatsReply::default()
+    }
+}
+
+/// The disk tier in the words of the contract.
+fn disk_stats(state: &State, d: &DiskStats, trouble: &[String]) -> TierStats {
+    let t = &d.totals;
+    let c = &state.tiers.counts;
+    let load = |n: &AtomicU64| n.load(Ordering::Relaxed);
+    TierStats {
+        name: "disk".into(),
+        capacity_bytes: d.capacity_bytes,
+        used_bytes: d.block_bytes,
+        objects: d.objects,
+        index_bytes: d.index_bytes,
+        hits: t.hits,
+        misses: t.misses,
+        committed: t.stored,
+        present: t.present,
+        busy: t.busy,
+        no_room: t.no_room + t.over_budget,
+        aborted: t.failed,
+        evicted_objects: t.evicted,
+        deleted: t.deleted,
+        damaged: t.damaged,
+        written_bytes: t.written_bytes,
+        read_bytes: t.read_bytes,
+        demoted: load(&c.demoted),
+        promoted: load(&c.promoted),
+        trouble: trouble.join("; "),
+        ..TierStats::default()
     }
 }

@@ -172,6 +172,7 @@ pub(super) fn stats<'py>(py: Python<'py>, reply: &StatsReply) -> PyResult<Bound<
 fn tier_stats<'py>(py: Python<'py>, c: &Classes, tier: &TierStats) -> PyResult<Bound<'py, PyAny>> {
     let fields = PyDict::new(py);
     fields.set_item("name", &tier.name)?;
+    fields.set_item("trouble", &tier.trouble)?;
     let numbers = [
         ("capacity_bytes", tier.capacity_bytes),
         ("used_bytes", tier.used_bytes),
@@ -193,6 +194,10 @@ fn tier_stats<'py>(py: Python<'py>, c: &Classes, tier: &TierStats) -> PyResult<B
         ("evicted_bytes", tier.evicted_bytes),
         ("deleted", tier.deleted),
         ("damaged", tier.damaged),
+        ("written_bytes", tier.written_bytes),
+        ("read_bytes", tier.read_bytes),
+        ("demoted", tier.demoted),
+        ("promoted", tier.promoted),
     ];
     numbers.iter().try_for_each(|(name, value)| fields.set_item(name, value))?;
     c.tier_stats.bind(py).call((), Some(&fields))

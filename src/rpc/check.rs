@@ -229,7 +229,8 @@ fields! {
     TierStats {
         text name, int capacity_bytes, int used_bytes, int keys, int objects, int held_slots, int leases, int lease_bytes,
         int writers, int index_bytes, int hits, int misses, int committed, int present, int busy, int no_room,
-        int aborted, int evicted_objects, int evicted_bytes, int deleted, int damaged
+        int aborted, int evicted_objects, int evicted_bytes, int deleted, int damaged, int written_bytes, int read_bytes,
+        int demoted, int promoted, text trouble
     }
 }
 

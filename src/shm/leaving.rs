@@ -48,6 +48,11 @@ impl Store {
         self.shared().lock().map_or(0, |ledger| capacity.saturating_sub(ledger.slot_bytes))
     }
 
+    /// Whether a value found no room since values were taken out for it.
+    pub fn wants_room(&self) -> bool {
+        self.shared().lock().is_ok_and(|ledger| ledger.wanted.is_some())
+    }
+
     /// Values that eviction would take next, about `bytes` of them: in order, and where a value found no room although as
     /// much went as it needs, those of whole slabs.
     pub fn leaving(&self, bytes: u64) -> Vec<Leaving> {
@@ -75,6 +80,13 @@ impl Ledger {
     pub(super) fn want(&mut self, class: u32) {
         if self.wanted.is_none_or(|wanted| wanted.class != class) {
             self.wanted = Some(Wanted { class, spent: 0 });
+        }
+    }
+
+    /// A value of this class found room.
+    pub(super) fn found(&mut self, class: u32) {
+        if self.wanted.is_some_and(|wanted| wanted.class == class) {
+            self.wanted = None;
         }
     }
 

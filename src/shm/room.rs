@@ -21,9 +21,11 @@ impl Ledger {
         let mut spent = 0;
         loop {
             if let Some(span) = self.spans.open(class) {
+                self.found(class);
                 return Some(span);
             }
             if let Some(first) = self.spans.runs.take(shape.slabs) {
+                self.found(class);
                 return Some(self.make_span(first, class));
             }
             if self.keep {

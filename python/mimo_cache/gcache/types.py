@@ -138,6 +138,15 @@ class TierStats:
     evicted_bytes: int
     deleted: int
     damaged: int
+    written_bytes: int
+    """Bytes written to the device; 0 for memory."""
+    read_bytes: int
+    demoted: int
+    """Values that came from the tier above; 0 for memory."""
+    promoted: int
+    """Values that went back into the tier above; 0 for memory."""
+    trouble: str
+    """What the tier cannot do and why; empty when nothing is wrong."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -327,7 +327,7 @@ pub struct StatsReply {
 /// Counters start at 0 with the node; everything else is a state.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct TierStats {
-    /// "memory".
+    /// "memory" or "disk".
     #[prost(string, tag = "1")]
     pub name: ::prost::alloc::string::String,
     /// Most bytes of slots, and those in use.
@@ -376,6 +376,19 @@ pub struct TierStats {
     /// Values dropped because a header or their bytes did not pass a check.
     #[prost(uint64, tag = "21")]
     pub damaged: u64,
+    /// Bytes written to and read from the device; 0 for memory.
+    #[prost(uint64, tag = "22")]
+    pub written_bytes: u64,
+    #[prost(uint64, tag = "23")]
+    pub read_bytes: u64,
+    /// Values that came from the tier above, and that went back into it; 0 for memory.
+    #[prost(uint64, tag = "24")]
+    pub demoted: u64,
+    #[prost(uint64, tag = "25")]
+    pub promoted: u64,
+    /// What the tier cannot do and why; empty when nothing is wrong.
+    #[prost(string, tag = "26")]
+    pub trouble: ::prost::alloc::string::String,
 }
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
 #[repr(i32)]

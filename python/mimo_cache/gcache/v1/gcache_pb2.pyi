@@ -922,8 +922,13 @@ class TierStats(_message.Message):
     EVICTED_BYTES_FIELD_NUMBER: _builtins.int
     DELETED_FIELD_NUMBER: _builtins.int
     DAMAGED_FIELD_NUMBER: _builtins.int
+    WRITTEN_BYTES_FIELD_NUMBER: _builtins.int
+    READ_BYTES_FIELD_NUMBER: _builtins.int
+    DEMOTED_FIELD_NUMBER: _builtins.int
+    PROMOTED_FIELD_NUMBER: _builtins.int
+    TROUBLE_FIELD_NUMBER: _builtins.int
     name: _builtins.str
-    """"memory"."""
+    """"memory" or "disk"."""
     capacity_bytes: _builtins.int
     """Most bytes of slots, and those in use."""
     used_bytes: _builtins.int
@@ -950,6 +955,14 @@ class TierStats(_message.Message):
     deleted: _builtins.int
     damaged: _builtins.int
     """Values dropped because a header or their bytes did not pass a check."""
+    written_bytes: _builtins.int
+    """Bytes written to and read from the device; 0 for memory."""
+    read_bytes: _builtins.int
+    demoted: _builtins.int
+    """Values that came from the tier above, and that went back into it; 0 for memory."""
+    promoted: _builtins.int
+    trouble: _builtins.str
+    """What the tier cannot do and why; empty when nothing is wrong."""
     def __init__(
         self,
         *,
@@ -974,10 +987,15 @@ class TierStats(_message.Message):
         evicted_bytes: _builtins.int = ...,
         deleted: _builtins.int = ...,
         damaged: _builtins.int = ...,
+        written_bytes: _builtins.int = ...,
+        read_bytes: _builtins.int = ...,
+        demoted: _builtins.int = ...,
+        promoted: _builtins.int = ...,
+        trouble: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["aborted", b"aborted", "busy", b"busy", "capacity_bytes", b"capacity_bytes", "committed", b"committed", "damaged", b"damaged", "deleted", b"deleted", "evicted_bytes", b"evicted_bytes", "evicted_objects", b"evicted_objects", "held_slots", b"held_slots", "hits", b"hits", "index_bytes", b"index_bytes", "keys", b"keys", "lease_bytes", b"lease_bytes", "leases", b"leases", "misses", b"misses", "name", b"name", "no_room", b"no_room", "objects", b"objects", "present", b"present", "used_bytes", b"used_bytes", "writers", b"writers"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["aborted", b"aborted", "busy", b"busy", "capacity_bytes", b"capacity_bytes", "committed", b"committed", "damaged", b"damaged", "deleted", b"deleted", "demoted", b"demoted", "evicted_bytes", b"evicted_bytes", "evicted_objects", b"evicted_objects", "held_slots", b"held_slots", "hits", b"hits", "index_bytes", b"index_bytes", "keys", b"keys", "lease_bytes", b"lease_bytes", "leases", b"leases", "misses", b"misses", "name", b"name", "no_room", b"no_room", "objects", b"objects", "present", b"present", "promoted", b"promoted", "read_bytes", b"read_bytes", "trouble", b"trouble", "used_bytes", b"used_bytes", "writers", b"writers", "written_bytes", b"written_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

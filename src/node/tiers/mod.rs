@@ -1,0 +1,238 @@
+//! The node's storage tiers as one store: memory, and below it the directories of the disk tier, where there are any.
+//!
+//! - A value is looked for in memory first, then on disk. Where it is written is memory only; the first writer wins over
+//!   both tiers.
+//! - What is about to leave memory is written to disk, and its slot is free when that write has completed ([`demote`]). What
+//!   is on disk already leaves at once. Where the disk tier cannot write (full for the day, read-only, offline) values leave
+//!   as if there were none.
+//! - A value read from disk is sent from a buffer of its own, or comes back into memory with its n-th use ([`fetch`],
+//!   [`uses`]).
+//! - A deleted value comes back from neither tier: deleting, giving values to the disk and bringing them back take turns.
+//! - A lease keeps values in memory. What is on disk alone is not promised, and is not counted as leased.
+
+mod ahead;
+mod demote;
+mod fetch;
+mod uses;
+
+pub use ahead::Ahead;
+pub use demote::Demoter;
+pub use fetch::{Fetch, Fetched, OnDisk};
+pub use uses::Uses;
+
+use super::state::Clock;
+use crate::disk::{Disk, DiskStats, State as DiskState};
+use crate::shm::{Begin, ChainKey, Exists, Lease, ObjectId, PutMeta, ShmError, Store};
+use demote::Demotion;
+use fetch::Flights;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use tokio::sync::{Notify, Semaphore, oneshot};
+
+/// Bytes of values read from disk that wait in buffers of their own to be sent, over all calls.
+const FETCHED_BYTES: usize = 256 << 20;
+/// Unit of which the semaphore counts them.
+const FETCHED_UNIT: usize = 4096;
+
+/// When values go down and come up.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct TierSettings {
+    /// With which use, of those remembered, a value on disk comes back into memory; 1: with every read.
+    pub promote_after: u8,
+    /// Bytes of memory that are kept free for new values.
+    pub reserve: u64,
+}
+
+/// What has happened between the tiers.
+#[derive(Debug, Default)]
+pub struct TierCounts {
+    /// Values written to disk when they left memory.
+    pub demoted: AtomicU64,
+    /// Bytes of them.
+    pub demoted_bytes: AtomicU64,
+    /// Values that left memory and were on disk already.
+    pub clean: AtomicU64,
+    /// Values that left memory and are nowhere else: no disk could take them.
+    pub dropped: AtomicU64,
+    /// Values that came back into memory.
+    pub promoted: AtomicU64,
+    /// Bytes of them.
+    pub promoted_bytes: AtomicU64,
+}
+
+impl TierCounts {
+    fn add(counter: &AtomicU64, n: u64) {
+        counter.fetch_add(n, Ordering::Relaxed);
+    }
+}
+
+/// See the file.
+pub struct Tiers {
+    /// The memory tier.
+    pub memory: Store,
+    disks: Vec<Disk>,
+    settings: TierSettings,
+    clock: Clock,
+    uses: Uses,
+    flights: Flights,
+    /// Bytes of [`FETCHED_BYTES`] that are left.
+    fetched: Arc<Semaphore>,
+    /// Held while values are deleted, given to the disk, or brought back.
+    turns: Mutex<()>,
+    demotion: Demotion,
+    /// Memory has become free.
+    pub room: Notify,
+    /// What has happened.
+    pub counts: TierCounts,
+}
+
+impl Tiers {
+    /// Over open tiers. With disks nothing leaves memory on its own any more, so [`Tiers::start`] must follow.
+    pub fn new(memory: Store, disks: Vec<Disk>, settings: TierSettings, clock: Clock) -> Arc<Tiers> {
+        memory.keep_all(!disks.is_empty());
+        Arc::new(Tiers {
+            memory,
+            disks,
+            settings,
+            clock,
+            uses: Uses::new(),
+            flights: Flights::default(),
+            fetched: Arc::new(Semaphore::new(FETCHED_BYTES / FETCHED_UNIT)),
+            turns: Mutex::default(),
+            demotion: Demotion::default(),
+            room: Notify::new(),
+            counts: TierCounts::default(),
+        })
+    }
+
+    /// Whether there is a disk tier.
+    pub fn has_disk(&self) -> bool {
+        !self.disks.is_empty()
+    }
+
+    fn turn(&self) -> MutexGuard<'_, ()> {
+        // Nothing is behind it that a panic could leave half done.
+        self.turns.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// As [`Store::exists`], over both tiers. Keys count as leased up to the first with a part that is on disk alone.
+    pub fn exists(&self, tenant: u64, keys: &[ChainKey], lease: Option<Lease>, now: u64) -> Exists {
+        let mut found = self.memory.exists(tenant, keys, lease, now);
+        for disk in &self.disks {
+            for (n, mask) in disk.exists(tenant, keys).into_iter().enumerate() {
+                if mask & !found.masks[n] != 0 {
+                    found.masks[n] |= mask;
+                    found.leased_keys = found.leased_keys.min(n);
+                }
+            }
+        }
+        found
+    }
+
+    /// The disk that has an object.
+    fn disk_of(&self, tenant: u64, id: &ObjectId) -> Option<&Disk> {
+        let has = |disk: &&Disk| disk.exists(tenant, &[id.key]).first().is_some_and(|mask| mask >> id.part & 1 == 1);
+        self.disks.iter().find(has)
+    }
+
+    /// Whether an object is there.
+    pub fn has(&self, tenant: u64, id: &ObjectId) -> bool {
+        self.in_memory(tenant, id) || self.disk_of(tenant, id).is_some()
+    }
+
+    fn in_memory(&self, tenant: u64, id: &ObjectId) -> bool {
+        let found = self.memory.exists(tenant, &[id.key], None, 0);
+        found.masks.first().is_some_and(|mask| mask >> id.part & 1 == 1)
+    }
+
+    /// As [`Store::begin`], over both tiers. `NoRoom` may pass: [`Tiers::frees_room`].
+    ///
+    /// # Errors
+    /// As there.
+    pub fn begin(&self, meta: &PutMeta, now: u64) -> Result<Begin, ShmError> {
+        if let Some(disk) = self.disk_of(meta.tenant, &meta.id).filter(|_| meta.validate().is_ok()) {
+            disk.touch(meta.tenant, &[meta.id]);
+            return Ok(Begin::Present);
+        }
+        let begun = self.memory.begin(meta, now);
+        if self.has_disk() && (matches!(begun, Ok(Begin::NoRoom)) || self.memory.free_bytes() < self.settings.reserve) {
+            self.demotion.wake();
+        }
+        begun
+    }
+
+    /// Whether memory is being freed, so that who waits for [`Tiers::room`] may find some.
+    pub fn frees_room(&self) -> bool {
+        self.has_disk()
+    }
+
+    /// Marks objects as used; returns how many are there.
+    pub fn touch(&self, tenant: u64, ids: &[ObjectId]) -> usize {
+        if !self.has_disk() {
+            return self.memory.touch(tenant, ids);
+        }
+        let touch = |id: &&ObjectId| {
+            self.uses.count(tenant, id);
+            let here = self.memory.touch(tenant, std::slice::from_ref(*id)) > 0;
+            let below = self.disks.iter().map(|disk| disk.touch(tenant, std::slice::from_ref(*id))).sum::<usize>() > 0;
+            here || below
+        };
+        ids.iter().filter(touch).count()
+    }
+
+    /// Forgets objects in both tiers; returns how many were there. They stay forgotten through `kill -9`, and on disk through
+    /// power loss.
+    ///
+    /// # Errors
+    /// A sentence: a disk could not note it, so they may come back when the node starts anew.
+    pub async fn delete(&self, tenant: u64, ids: &[ObjectId]) -> Result<usize, String> {
+        if !self.has_disk() {
+            return Ok(self.memory.delete(tenant, ids));
+        }
+        let (mut count, mut waiting) = (0, Vec::new());
+        {
+            let _turn = self.turn();
+            let mut counted = std::collections::HashSet::new();
+            count += ids.iter().filter(|id| counted.insert(**id) && self.has(tenant, id)).count();
+            self.memory.delete(tenant, ids);
+            for disk in &self.disks {
+                let (done, answer) = oneshot::channel();
+                disk.delete(tenant, ids, move |outcome| drop(done.send(outcome)));
+                waiting.push(answer);
+            }
+        }
+        for answer in waiting {
+            match answer.await {
+                Ok(Ok(_)) => {}
+                Ok(Err(e)) => return Err(e.to_string()),
+                Err(_) => return Err("the disk tier ended first".into()),
+            }
+        }
+        Ok(count)
+    }
+
+    /// Seals what is on disk, so that it survives power loss.
+    pub async fn seal(&self) {
+        for disk in &self.disks {
+            let (done, answer) = oneshot::channel();
+            disk.seal(move |outcome| drop(done.send(outcome)));
+            if let Ok(Err(error)) = answer.await {
+                tracing::warn!(%error, "the disk tier could not seal its last values; they survive all but power loss");
+            }
+        }
+    }
+
+    /// Sums over the disks, and their states that are not `Serving`; none without disks.
+    pub fn disk_stats(&self) -> Option<(DiskStats, Vec<String>)> {
+        let mut sum = self.disks.first()?.stats();
+        for disk in &self.disks[1..] {
+            sum.add(&disk.stats());
+        }
+        let trouble = |disk: &Disk| match disk.state() {
+            DiskState::Serving => None,
+            DiskState::ReadOnly(why) => Some(format!("read-only: {why}")),
+            DiskState::Offline(why) => Some(format!("offline: {why}")),
+        };
+        Some((sum, self.disks.iter().filter_map(trouble).collect()))
+    }
+}
