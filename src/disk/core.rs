@@ -64,6 +64,8 @@ pub struct Core {
     pub(super) read_errors_in_a_row: u32,
     /// Creating a file failed for want of space: the files there are must do.
     pub(super) no_space: bool,
+    /// Segments that may still be moved whole because the capacity became smaller; bounds the work whatever is packed how.
+    pub(super) whole_moves: usize,
     /// A tick asked whether the directory is still there.
     pub(super) look: bool,
     /// Blocks that reclaiming may still write again, times 100.
@@ -98,6 +100,7 @@ impl Core {
             reads: 0,
             read_errors_in_a_row: 0,
             no_space: false,
+            whole_moves: 0,
             look: false,
             allowance: 0,
             totals: DiskTotals::default(),

@@ -96,6 +96,7 @@ impl Shared {
 
     fn reclaim(self: &Arc<Self>, victim: SegmentId, everything: bool) {
         let Ok((file, generation, blocks)) = self.with(|core, _| {
+            core.whole_moves -= usize::from(everything);
             let segment = core.segment_mut(victim);
             segment.phase = Phase::Reclaiming;
             (segment.file, segment.generation, segment.blocks)
@@ -242,7 +243,7 @@ impl Core {
             _ => {}
         }
         let Some(victim) = self.victim(excess) else { return Next::Nothing };
-        let everything = excess && self.all_fits();
+        let everything = excess && self.whole_moves > 0 && self.all_fits();
         // Moves need somewhere to go, for a moment beyond the capacity.
         if everything && free == 0 && !self.no_space {
             return Next::Create;

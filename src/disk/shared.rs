@@ -18,12 +18,14 @@ pub struct Shared {
     core: Mutex<Core>,
     bell: Mutex<Bell>,
     ringing: Condvar,
+    /// Held by whoever does the worker's work.
+    pub(super) working: Mutex<()>,
 }
 
 impl Shared {
     /// Around what opening found.
     pub fn new(io: Arc<Io>, core: Core) -> Shared {
-        Shared { io, core: Mutex::new(core), bell: Mutex::default(), ringing: Condvar::new() }
+        Shared { io, core: Mutex::new(core), bell: Mutex::default(), ringing: Condvar::new(), working: Mutex::new(()) }
     }
 
     /// The bookkeeping, unless a call failed inside it: then nobody knows what it left half done.
