@@ -500,7 +500,7 @@ fn a_place_is_asked_with_the_meta_of_the_value() {
     put(&disk, name, &value(4, 6000));
     let (send, asked) = channel();
     let place = move |meta: &PutMeta| {
-        drop(send.send(*meta));
+        send.send(*meta).unwrap();
         Some(Aligned::new(meta.len as usize))
     };
     assert_eq!(get_to(&disk, &name, Target::Place(Box::new(place))).unwrap().1, value(4, 6000));

@@ -83,7 +83,7 @@ impl Shared {
     }
 
     fn remove_segment(self: &Arc<Self>, id: SegmentId) -> bool {
-        let taken = self.with(|core, _| core.segments[id as usize].take());
+        let taken = self.with(|core, _| core.take_segment(id));
         let Ok(Some(segment)) = taken else { return false };
         self.io.device.close(segment.file);
         if let Err(e) = self.io.device.remove(&file_name(segment.number)) {
@@ -97,8 +97,8 @@ impl Shared {
     fn reclaim(self: &Arc<Self>, victim: SegmentId, everything: bool) {
         let Ok((file, generation, blocks)) = self.with(|core, _| {
             core.whole_moves -= usize::from(everything);
-            let segment = core.segment_mut(victim);
-            segment.phase = Phase::Reclaiming;
+            core.set_phase(victim, Phase::Reclaiming);
+            let segment = core.segment(victim);
             (segment.file, segment.generation, segment.blocks)
         }) else {
             return;
@@ -108,7 +108,7 @@ impl Shared {
                 let chosen = self.choose(victim, &listed, everything);
                 if !self.move_all(victim, file, generation, blocks, chosen) {
                     // What was not moved stays where it is.
-                    let _ = self.with(|core, _| core.segment_mut(victim).phase = Phase::Sealed);
+                    let _ = self.with(|core, _| core.set_phase(victim, Phase::Sealed));
                     return;
                 }
             }
