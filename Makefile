@@ -101,7 +101,7 @@ soak: build
 # The fuzz targets without coverage feedback; `cargo +nightly fuzz run operations` gives that where cargo-fuzz is installed.
 fuzz:
 	cargo build --manifest-path fuzz/Cargo.toml
-	for target in operations shm_superblock shm_slot wire ring_config; do \
+	for target in operations shm_superblock shm_slot disk_segment wire ring_config; do \
 		fuzz/target/debug/$$target -max_total_time=$$((10 * $(SOAK))) -rss_limit_mb=4096 || exit 1; done
 
 clean:

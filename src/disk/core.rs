@@ -11,7 +11,7 @@ use super::config::DiskConfig;
 use super::error::{DiskError, State};
 use super::index::{Index, Record};
 use super::layout::{CHECKPOINT_PARTS, blocks_of};
-use super::segment::{Item, Phase, Segment, SegmentId, Written};
+use super::segment::{Item, PHASES, Phase, Segment, SegmentId, Written};
 use super::stats::DiskTotals;
 use std::collections::{BTreeMap, HashMap};
 
@@ -50,6 +50,8 @@ pub struct Core {
     pub(super) index: Index,
     /// None where a segment's file was removed.
     pub(super) segments: Vec<Option<Segment>>,
+    /// How many are in each phase.
+    pub(super) phases: [usize; PHASES],
     pub(super) streams: [Option<SegmentId>; STREAMS],
     pub(super) pending: HashMap<(u64, u8), Pending>,
     pub(super) tickets: BTreeMap<u64, Ticket>,
@@ -64,6 +66,8 @@ pub struct Core {
     pub(super) read_errors_in_a_row: u32,
     /// Creating a file failed for want of space: the files there are must do.
     pub(super) no_space: bool,
+    /// Segments that may still be moved whole because the capacity became smaller; bounds the work whatever is packed how.
+    pub(super) whole_moves: usize,
     /// A tick asked whether the directory is still there.
     pub(super) look: bool,
     /// Blocks that reclaiming may still write again, times 100.
@@ -85,6 +89,7 @@ impl Core {
             directory,
             index: Index::new(),
             segments: Vec::new(),
+            phases: [0; PHASES],
             streams: [None; STREAMS],
             pending: HashMap::new(),
             tickets: BTreeMap::new(),
@@ -98,6 +103,7 @@ impl Core {
             reads: 0,
             read_errors_in_a_row: 0,
             no_space: false,
+            whole_moves: 0,
             look: false,
             allowance: 0,
             totals: DiskTotals::default(),
@@ -121,11 +127,26 @@ impl Core {
 
     /// Segments in a phase.
     pub fn count(&self, phase: Phase) -> usize {
-        self.each().filter(|(_, s)| s.phase == phase).count()
+        self.phases[phase as usize]
+    }
+
+    /// Something else is done with a segment from now on.
+    pub fn set_phase(&mut self, id: SegmentId, phase: Phase) {
+        let before = std::mem::replace(&mut self.segment_mut(id).phase, phase);
+        self.phases[before as usize] -= 1;
+        self.phases[phase as usize] += 1;
+    }
+
+    /// Takes a segment out of the table; its objects must be gone.
+    pub fn take_segment(&mut self, id: SegmentId) -> Option<Segment> {
+        let segment = self.segments[id as usize].take()?;
+        self.phases[segment.phase as usize] -= 1;
+        Some(segment)
     }
 
     /// Enters a segment into the table.
     pub fn add_segment(&mut self, segment: Segment) -> SegmentId {
+        self.phases[segment.phase as usize] += 1;
         match self.segments.iter().position(Option::is_none) {
             Some(at) => {
                 self.segments[at] = Some(segment);

@@ -24,7 +24,7 @@ impl Shared {
     /// Forgets objects; see [`super::Disk::delete`].
     pub fn delete(&self, tenant: u64, ids: &[ObjectId], done: DeleteDone) {
         let mut done = Some(done);
-        let outcome = self.with(|core, later| {
+        let outcome = self.with_bell(|core, later| {
             let ticket = core.next_ticket;
             let (found, waiting) = core.forget(tenant, ids, ticket);
             let Some(done) = done.take() else { return };

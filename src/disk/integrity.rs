@@ -3,7 +3,7 @@
 use super::core::Core;
 use super::error::DiskError;
 use super::layout::{is_marked, mark_blocks};
-use super::segment::{Phase, SegmentId, file_name};
+use super::segment::{PHASES, Phase, SegmentId, file_name};
 use super::shared::Shared;
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -99,6 +99,11 @@ impl Core {
                 self.write_bytes,
                 self.pending.len()
             ));
+        }
+        let mut phases = [0; PHASES];
+        self.each().for_each(|(_, s)| phases[s.phase as usize] += 1);
+        if phases != self.phases {
+            return Err(format!("segments by phase are {phases:?}, counted {:?}", self.phases));
         }
         let waiting: usize = self.tickets.values().map(|t| t.waiting).sum();
         let doomed: usize =

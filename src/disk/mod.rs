@@ -27,6 +27,8 @@ mod delete;
 mod device;
 mod error;
 mod footer;
+#[doc(hidden)]
+pub mod fuzzing;
 mod group;
 mod index;
 mod integrity;

@@ -51,6 +51,7 @@ pub fn open(config: &DiskConfig, device: Arc<dyn Device>) -> Result<(Arc<Shared>
     let core = Core::new(config.clone(), manifest.directory, manifest.epoch);
     let shared = Arc::new(Shared::new(Arc::new(Io::new(device)), core));
     shared.recover(&names, &mut report).map_err(failed("read the segments"))?;
+    shared.with(|core, _| core.whole_moves = 2 * core.each().count())?;
     // Some segments to begin with; the worker makes the others, and reclaims.
     while shared.with(|core, _| core.count(Phase::Free) < core.config.spare_segments())? && shared.prepare_one(false) {}
     (report.objects, report.block_bytes) = shared.with(|core, _| core.summed())?;

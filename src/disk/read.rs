@@ -15,6 +15,7 @@ use super::{Aligned, BLOCK, Buffer};
 use crate::shm::{ObjectId, PutMeta, chunk_crcs, copy_verified};
 use smallvec::{SmallVec, smallvec};
 use std::io;
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// Reads that the device fails one after the other until the tier goes offline.
@@ -262,7 +263,10 @@ impl Shared {
     /// The entry of the object in the header that was read for it.
     fn header_of(&self, place: &Place, result: io::Result<Aligned>) -> Result<Entry, DiskError> {
         let bytes = result.map_err(|e| self.read_failed(&e))?;
-        let _ = self.with(|core, _| core.read_errors_in_a_row = 0);
+        // Only a read that failed before makes this worth a lock.
+        if self.reads_failed.swap(false, Ordering::Relaxed) {
+            let _ = self.with(|core, _| core.read_errors_in_a_row = 0);
+        }
         let block: &[u8; BLOCK] = bytes[..BLOCK].try_into().expect("a block");
         let group = Group::decode(block, place.generation, place.header, place.segment_blocks);
         let entry = group.ok().and_then(|g| g.entries.into_iter().find(|e| e.at == place.at));
@@ -291,6 +295,7 @@ impl Shared {
 
     fn read_failed(&self, error: &io::Error) -> DiskError {
         let path = self.io.device.path();
+        self.reads_failed.store(true, Ordering::Relaxed);
         let in_a_row = self.with(|core, _| {
             core.totals.read_errors += 1;
             core.read_errors_in_a_row += 1;

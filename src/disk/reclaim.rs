@@ -83,7 +83,7 @@ impl Shared {
     }
 
     fn remove_segment(self: &Arc<Self>, id: SegmentId) -> bool {
-        let taken = self.with(|core, _| core.segments[id as usize].take());
+        let taken = self.with(|core, _| core.take_segment(id));
         let Ok(Some(segment)) = taken else { return false };
         self.io.device.close(segment.file);
         if let Err(e) = self.io.device.remove(&file_name(segment.number)) {
@@ -96,8 +96,9 @@ impl Shared {
 
     fn reclaim(self: &Arc<Self>, victim: SegmentId, everything: bool) {
         let Ok((file, generation, blocks)) = self.with(|core, _| {
-            let segment = core.segment_mut(victim);
-            segment.phase = Phase::Reclaiming;
+            core.whole_moves -= usize::from(everything);
+            core.set_phase(victim, Phase::Reclaiming);
+            let segment = core.segment(victim);
             (segment.file, segment.generation, segment.blocks)
         }) else {
             return;
@@ -107,7 +108,7 @@ impl Shared {
                 let chosen = self.choose(victim, &listed, everything);
                 if !self.move_all(victim, file, generation, blocks, chosen) {
                     // What was not moved stays where it is.
-                    let _ = self.with(|core, _| core.segment_mut(victim).phase = Phase::Sealed);
+                    let _ = self.with(|core, _| core.set_phase(victim, Phase::Sealed));
                     return;
                 }
             }
@@ -242,7 +243,7 @@ impl Core {
             _ => {}
         }
         let Some(victim) = self.victim(excess) else { return Next::Nothing };
-        let everything = excess && self.all_fits();
+        let everything = excess && self.whole_moves > 0 && self.all_fits();
         // Moves need somewhere to go, for a moment beyond the capacity.
         if everything && free == 0 && !self.no_space {
             return Next::Create;

@@ -161,7 +161,7 @@ impl Shared {
         }
         let footer = footer::encode(header.generation, &entries);
         match self.write_footer(file, header.blocks, &footer) {
-            Ok(()) => drop(self.with(|core, _| core.segment_mut(id).phase = Phase::Sealed)),
+            Ok(()) => drop(self.with(|core, _| core.set_phase(id, Phase::Sealed))),
             Err(e) => self.write_failed("a segment that was open could not be sealed", &e),
         }
     }

@@ -16,10 +16,10 @@ impl Shared {
     /// Seals what is open; see [`super::Disk::seal`].
     pub fn seal(&self, done: SealDone) {
         let mut done = Some(done);
-        let outcome = self.with(|core, later| {
+        let outcome = self.with_bell(|core, later| {
             for stream in 0..core.streams.len() {
                 if let Some(open) = core.streams[stream].take() {
-                    core.segment_mut(open).phase = Phase::Sealing;
+                    core.set_phase(open, Phase::Sealing);
                 }
             }
             let sealing = core.each().filter(|(_, s)| s.phase == Phase::Sealing);
@@ -57,9 +57,8 @@ impl Shared {
             Err(e) => self.write_failed("a segment could not be sealed", &e),
             Ok(()) => {
                 let _ = self.with(|core, later| {
-                    let segment = core.segment_mut(id);
-                    segment.phase = Phase::Sealed;
-                    segment.writing = None;
+                    core.set_phase(id, Phase::Sealed);
+                    core.segment_mut(id).writing = None;
                     core.totals.sealed += 1;
                     core.budget.spend(footer.len() as u64);
                     core.answer_seals(later);
@@ -89,7 +88,8 @@ impl Shared {
             Ok(()) => {
                 let _ = self.with(|core, _| {
                     debug_assert_eq!(core.segment(id).live, 0, "segment {number} is freed");
-                    core.segments[id as usize] = Some(Segment::free(file, number, blocks, generation));
+                    core.set_phase(id, Phase::Free);
+                    *core.segment_mut(id) = Segment::free(file, number, blocks, generation);
                 });
             }
         }

@@ -10,6 +10,9 @@ use std::collections::{BTreeSet, VecDeque};
 /// Place in the table of segments.
 pub type SegmentId = u32;
 
+/// Phases that there are.
+pub const PHASES: usize = 5;
+
 /// What is being done with a segment.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Phase {

@@ -4,6 +4,7 @@ use super::core::{Core, Later};
 use super::error::DiskError;
 use super::io::Io;
 use super::segment::{Phase, SegmentId};
+use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
 #[derive(Default)]
@@ -18,12 +19,23 @@ pub struct Shared {
     core: Mutex<Core>,
     bell: Mutex<Bell>,
     ringing: Condvar,
+    /// A read failed since one went well.
+    pub(super) reads_failed: AtomicBool,
+    /// Held by whoever does the worker's work.
+    pub(super) working: Mutex<()>,
 }
 
 impl Shared {
     /// Around what opening found.
     pub fn new(io: Arc<Io>, core: Core) -> Shared {
-        Shared { io, core: Mutex::new(core), bell: Mutex::default(), ringing: Condvar::new() }
+        Shared {
+            io,
+            core: Mutex::new(core),
+            bell: Mutex::default(),
+            ringing: Condvar::new(),
+            reads_failed: AtomicBool::new(false),
+            working: Mutex::new(()),
+        }
     }
 
     /// The bookkeeping, unless a call failed inside it: then nobody knows what it left half done.
@@ -32,19 +44,25 @@ impl Shared {
         self.core.lock().map_err(|_: PoisonError<_>| DiskError::Integrity(FAILED.into()))
     }
 
-    /// Runs something under the lock and, after it, what it left to call. Rings where there is work then.
+    /// Runs something under the lock and, after it, what it left to call.
     pub fn with<R>(&self, what: impl FnOnce(&mut Core, &mut Later) -> R) -> Result<R, DiskError> {
         let mut later = Later::new();
-        let (result, ring) = {
-            let mut core = self.lock()?;
-            let result = what(&mut core, &mut later);
-            let ring = !core.tickets.is_empty() || core.count_sealing() > 0;
-            (result, ring)
+        let result = what(&mut *self.lock()?, &mut later);
+        later.into_iter().for_each(|call| call());
+        Ok(result)
+    }
+
+    /// As [`Shared::with`], for calls after which deletes or seals may be ready. The worker itself uses the other one: it
+    /// looks again anyway, and must not wake itself for what waits for the device.
+    pub fn with_bell<R>(&self, what: impl FnOnce(&mut Core, &mut Later) -> R) -> Result<R, DiskError> {
+        let ring_after = |core: &mut Core, later: &mut Later| {
+            let result = what(core, later);
+            (result, !core.tickets.is_empty() || core.count(Phase::Sealing) > 0)
         };
+        let (result, ring) = self.with(ring_after)?;
         if ring {
             self.ring();
         }
-        later.into_iter().for_each(|call| call());
         Ok(result)
     }
 
@@ -90,11 +108,5 @@ impl Shared {
     /// The segment that a callback was about, unless it has become another one meanwhile.
     pub fn same(core: &Core, id: SegmentId, generation: u64) -> bool {
         core.segments.get(id as usize).and_then(Option::as_ref).is_some_and(|s| s.generation == generation)
-    }
-}
-
-impl Core {
-    fn count_sealing(&self) -> usize {
-        self.count(Phase::Sealing)
     }
 }

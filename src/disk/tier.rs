@@ -13,7 +13,7 @@ use super::shared::Shared;
 use super::stats::DiskStats;
 use super::{BLOCK, Buffer, real};
 use crate::shm::{ChainKey, ObjectId};
-use std::sync::Arc;
+use std::sync::{Arc, PoisonError};
 use std::thread::JoinHandle;
 
 /// Items for which the lock is taken at once.
@@ -211,9 +211,10 @@ impl Disk {
         }
     }
 
-    /// Does one piece of the worker's work, with [`Worker::Caller`]; false when there is none. Blocks for the device.
+    /// Does one piece of the worker's work, with [`Worker::Caller`]; false when there is none, and always where the tier has
+    /// a worker of its own. Blocks for the device.
     pub fn work(&self) -> bool {
-        self.shared().work()
+        self.running.worker.is_none() && self.shared().work()
     }
 
     /// Compares everything with everything, sealed segments' footers included; for tests and debugging, linear in what is
@@ -235,6 +236,7 @@ fn work(shared: &Arc<Shared>) {
 impl Shared {
     /// One piece of work, the most urgent first.
     pub fn work(self: &Arc<Self>) -> bool {
+        let _one_at_a_time = self.working.lock().unwrap_or_else(PoisonError::into_inner);
         if self.with(|core, _| std::mem::take(&mut core.look)).unwrap_or(false)
             && let Err(e) = self.io.device.alive()
         {

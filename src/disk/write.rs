@@ -64,7 +64,7 @@ impl Shared {
     pub fn write(self: &Arc<Self>, jobs: Vec<Job>, now: Option<u64>) {
         let mut starts = Vec::new();
         let mut rest = jobs.into_iter();
-        let placed = self.with(|core, later| {
+        let placed = self.with_bell(|core, later| {
             if let Some(now) = now {
                 core.budget.fill(now);
             }
@@ -122,7 +122,7 @@ impl Shared {
     }
 
     fn named(&self, id: SegmentId, generation: u64, result: io::Result<()>) {
-        let _ = self.with(|core, later| {
+        let _ = self.with_bell(|core, later| {
             if !Shared::same(core, id, generation) {
                 return;
             }
@@ -147,7 +147,7 @@ impl Shared {
         result: io::Result<()>,
         values: Vec<Box<dyn Buffer>>,
     ) {
-        let _ = self.with(|core, later| {
+        let _ = self.with_bell(|core, later| {
             if !Shared::same(core, id, generation) {
                 return;
             }
@@ -301,13 +301,13 @@ impl Core {
             }
             // Without a free one the open one stays open: shorter values may still fit.
             self.find_free(blocks)?;
-            self.segment_mut(open).phase = Phase::Sealing;
+            self.set_phase(open, Phase::Sealing);
             self.streams[stream] = None;
         }
         let id = self.find_free(blocks)?;
         let (generation, directory) = (self.next_generation(), self.directory);
+        self.set_phase(id, Phase::Open);
         let segment = self.segment_mut(id);
-        segment.phase = Phase::Open;
         segment.generation = generation;
         segment.stream = stream as u8;
         segment.writing = Some(Box::new(Writing { next: segment.data_at(), ..Writing::default() }));
