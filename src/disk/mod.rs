@@ -37,6 +37,7 @@ mod layout;
 mod manifest;
 #[doc(hidden)]
 pub mod memory;
+mod memory_files;
 mod open;
 mod pool;
 mod read;
@@ -52,7 +53,7 @@ mod tier;
 mod write;
 
 pub use buffer::{Aligned, Buffer};
-pub use calls::{Put, PutDone, PutOutcome, Target, Value};
+pub use calls::{Chooser, Put, PutDone, PutOutcome, Target, Value};
 pub use config::{Backend, DiskConfig, DiskRecovery, Worker};
 pub use device::{Action, Device, Done, FileId, MAX_PIECES, Op, Piece, Step};
 pub use error::{DiskError, State};

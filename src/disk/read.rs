@@ -4,7 +4,7 @@
 //! read is then missing, not damaged.
 
 use super::buffer::{bytes_of, fits_directly};
-use super::calls::{Raw, Target, Value};
+use super::calls::{Chooser, Raw, Target, Value};
 use super::core::Later;
 use super::device::{Action, Done, FileId, Piece};
 use super::error::DiskError;
@@ -231,7 +231,7 @@ impl Shared {
         self: &Arc<Self>,
         place: Place,
         result: io::Result<Aligned>,
-        choose: Box<dyn FnOnce(&PutMeta) -> Option<B> + Send>,
+        choose: Chooser<B>,
         done: GetDone<B>,
     ) {
         let chosen = self.header_of(&place, result).and_then(|entry| match choose(&entry.meta) {
