@@ -90,10 +90,10 @@ fn many_threads_put_read_and_delete_while_segments_are_reclaimed() {
                     for n in 0..200 {
                         let n = thread * 1_000_000 + n;
                         let len = [4096, 9000, 70_000, 300_000][(mix(n, 1) % 4) as usize];
-                        let name = id(n, if n % 3 == 0 { 40 } else { 2 });
+                        let name = id(n, if n.is_multiple_of(3) { 40 } else { 2 });
                         put_soon(disk, name, &value(n, len));
                         let back = n - mix(n, 2) % 10 % (n % 1_000_000 + 1);
-                        let older = id(back, if back % 3 == 0 { 40 } else { 2 });
+                        let older = id(back, if back.is_multiple_of(3) { 40 } else { 2 });
                         match get_as(disk, &older, mix(n, 3)) {
                             Ok((found, bytes)) => assert!(bytes == value(back, found.len as usize)),
                             Err(e) => assert!(matches!(e, DiskError::Missing), "{e}"),
