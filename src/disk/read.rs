@@ -252,7 +252,7 @@ impl Shared {
             let raw = Raw { meta: entry.meta, crcs: entry.crcs, bounce };
             let outcome = match result {
                 Ok(()) => Ok(Fetched { shared: shared.clone(), place, raw, buffer }),
-                Err(e) => Err(shared.read_failed(&e)),
+                Err(e) => Err(shared.read_failed(&place, &e)),
             };
             shared.end_read(done, outcome);
         });
@@ -262,7 +262,7 @@ impl Shared {
 
     /// The entry of the object in the header that was read for it.
     fn header_of(&self, place: &Place, result: io::Result<Aligned>) -> Result<Entry, DiskError> {
-        let bytes = result.map_err(|e| self.read_failed(&e))?;
+        let bytes = result.map_err(|e| self.read_failed(place, &e))?;
         // Only a read that failed before makes this worth a lock.
         if self.reads_failed.swap(false, Ordering::Relaxed) {
             let _ = self.with(|core, _| core.read_errors_in_a_row = 0);
@@ -293,7 +293,11 @@ impl Shared {
         outcome.unwrap_or_else(|e| e)
     }
 
-    fn read_failed(&self, error: &io::Error) -> DiskError {
+    /// The device failed a read, unless the file was closed because its segment is gone.
+    fn read_failed(&self, place: &Place, error: &io::Error) -> DiskError {
+        if !self.with(|core, _| Shared::same(core, place.segment, place.generation)).unwrap_or(false) {
+            return DiskError::Missing;
+        }
         let path = self.io.device.path();
         self.reads_failed.store(true, Ordering::Relaxed);
         let in_a_row = self.with(|core, _| {
