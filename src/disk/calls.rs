@@ -37,6 +37,9 @@ pub struct Put {
     pub done: PutDone,
 }
 
+/// Says where a value goes, from what its header says of it.
+pub type Chooser<B> = Box<dyn FnOnce(&PutMeta) -> Option<B> + Send>;
+
 /// Where a read puts the value.
 pub enum Target<B> {
     /// Here. The length is not known before the read, only its blocks ([`super::Disk::value_blocks`]): header and value
@@ -44,7 +47,7 @@ pub enum Target<B> {
     Buffer(B),
     /// Where this says, called from the I/O thread with what the header says of the value; none ends the read with
     /// [`DiskError::Missing`]. The header is read first, then the value.
-    Place(Box<dyn FnOnce(&PutMeta) -> Option<B> + Send>),
+    Place(Chooser<B>),
 }
 
 /// A verified value.

@@ -6,6 +6,7 @@
 
 use smallvec::SmallVec;
 use std::io;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 
 /// An open file of a directory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -132,7 +133,9 @@ impl Op {
     pub fn finish(mut self) {
         let outcome = self.failure.take().map_or(Ok(()), Err);
         if let Some(done) = self.done.take() {
-            done(outcome);
+            // A callback that panics must not end the thread that has the memory of other operations in flight. The panic
+            // was reported by its hook; a lock that it held is poisoned, which whoever takes it next is told.
+            let _ = catch_unwind(AssertUnwindSafe(|| done(outcome)));
         }
     }
 

@@ -21,10 +21,10 @@ impl Shared {
             // A footer that the device does not give is the device's fault, not a contradiction.
             let Ok(Some(listed)) = self.read_footer(file, generation, blocks) else { continue };
             let core = self.lock()?;
-            let segment = core.segment(id);
-            if segment.generation != generation || segment.phase != Phase::Sealed {
+            let same = core.segments.get(id as usize).and_then(Option::as_ref);
+            let Some(segment) = same.filter(|s| s.generation == generation && s.phase == Phase::Sealed) else {
                 continue;
-            }
+            };
             let name = file_name(segment.number);
             let wrong = |what: String| Err(DiskError::Integrity(format!("{name}: {what}")));
             if listed.len() != segment.entries() {

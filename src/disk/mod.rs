@@ -7,7 +7,8 @@
 //!   Reclaiming writes what was hit anew, which makes it accepted again until the next seal.
 //! - **Memory.** Bytes go straight from and into the caller's memory where that is aligned to 4 KiB ([`Buffer`]), else
 //!   through a copy. An operation owns its buffer until it completes and then gives it back, so a slot of the memory tier
-//!   can be freed when the callback of its put was called. At most 40 bytes of index an object.
+//!   can be freed when the callback of its put was called. At most 40 bytes of index an object, from 65,536 objects on:
+//!   24 for its record, 6 to 12 for its place in the hash table as allocated, 1 for its mark.
 //! - **Calls never wait for the device.** Callbacks come from the I/O thread, or from the caller's before the call returns;
 //!   they must not block. Seals, deletes and reclaiming run on one worker thread that sleeps when there is nothing to do.
 //! - **Every read is verified**: the key against the entry's header, the bytes against their CRC32Cs, by
@@ -37,6 +38,7 @@ mod layout;
 mod manifest;
 #[doc(hidden)]
 pub mod memory;
+mod memory_files;
 mod open;
 mod pool;
 mod read;
@@ -52,7 +54,7 @@ mod tier;
 mod write;
 
 pub use buffer::{Aligned, Buffer};
-pub use calls::{Put, PutDone, PutOutcome, Target, Value};
+pub use calls::{Chooser, Put, PutDone, PutOutcome, Target, Value};
 pub use config::{Backend, DiskConfig, DiskRecovery, Worker};
 pub use device::{Action, Device, Done, FileId, MAX_PIECES, Op, Piece, Step};
 pub use error::{DiskError, State};

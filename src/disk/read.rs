@@ -4,7 +4,7 @@
 //! read is then missing, not damaged.
 
 use super::buffer::{bytes_of, fits_directly};
-use super::calls::{Raw, Target, Value};
+use super::calls::{Chooser, Raw, Target, Value};
 use super::core::Later;
 use super::device::{Action, Done, FileId, Piece};
 use super::error::DiskError;
@@ -231,7 +231,7 @@ impl Shared {
         self: &Arc<Self>,
         place: Place,
         result: io::Result<Aligned>,
-        choose: Box<dyn FnOnce(&PutMeta) -> Option<B> + Send>,
+        choose: Chooser<B>,
         done: GetDone<B>,
     ) {
         let chosen = self.header_of(&place, result).and_then(|entry| match choose(&entry.meta) {
@@ -252,7 +252,7 @@ impl Shared {
             let raw = Raw { meta: entry.meta, crcs: entry.crcs, bounce };
             let outcome = match result {
                 Ok(()) => Ok(Fetched { shared: shared.clone(), place, raw, buffer }),
-                Err(e) => Err(shared.read_failed(&e)),
+                Err(e) => Err(shared.read_failed(&place, &e)),
             };
             shared.end_read(done, outcome);
         });
@@ -262,7 +262,7 @@ impl Shared {
 
     /// The entry of the object in the header that was read for it.
     fn header_of(&self, place: &Place, result: io::Result<Aligned>) -> Result<Entry, DiskError> {
-        let bytes = result.map_err(|e| self.read_failed(&e))?;
+        let bytes = result.map_err(|e| self.read_failed(place, &e))?;
         // Only a read that failed before makes this worth a lock.
         if self.reads_failed.swap(false, Ordering::Relaxed) {
             let _ = self.with(|core, _| core.read_errors_in_a_row = 0);
@@ -293,7 +293,11 @@ impl Shared {
         outcome.unwrap_or_else(|e| e)
     }
 
-    fn read_failed(&self, error: &io::Error) -> DiskError {
+    /// The device failed a read, unless the file was closed because its segment is gone.
+    fn read_failed(&self, place: &Place, error: &io::Error) -> DiskError {
+        if !self.with(|core, _| Shared::same(core, place.segment, place.generation)).unwrap_or(false) {
+            return DiskError::Missing;
+        }
         let path = self.io.device.path();
         self.reads_failed.store(true, Ordering::Relaxed);
         let in_a_row = self.with(|core, _| {

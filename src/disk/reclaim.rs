@@ -103,17 +103,14 @@ impl Shared {
         }) else {
             return;
         };
-        match self.read_footer(file, generation, blocks) {
-            Ok(Some(listed)) => {
-                let chosen = self.choose(victim, &listed, everything);
-                if !self.move_all(victim, file, generation, blocks, chosen) {
-                    // What was not moved stays where it is.
-                    let _ = self.with(|core, _| core.set_phase(victim, Phase::Sealed));
-                    return;
-                }
+        // Without a footer it cannot be told what is there to move; the index knows what to drop.
+        if let Ok(Some(listed)) = self.read_footer(file, generation, blocks) {
+            let chosen = self.choose(victim, &listed, everything);
+            if !self.move_all(victim, file, generation, blocks, chosen) {
+                // What was not moved stays where it is.
+                let _ = self.with(|core, _| core.set_phase(victim, Phase::Sealed));
+                return;
             }
-            // What is there cannot be told from the footer; the index knows it.
-            Ok(None) | Err(_) => {}
         }
         let _ = self.with(|core, _| core.drop_all(victim));
         self.free(victim);

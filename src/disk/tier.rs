@@ -140,7 +140,8 @@ impl Disk {
         self.shared().get(tenant, id, target, Box::new(done));
     }
 
-    /// Marks objects as hit, so that reclaiming keeps them. Returns how many are there.
+    /// Marks objects as hit, so that reclaiming keeps them. Returns how many are there. Hits are kept in memory only: after
+    /// a restart nothing is hit.
     pub fn touch(&self, tenant: u64, ids: &[ObjectId]) -> usize {
         let mut count = 0;
         for batch in ids.chunks(BATCH) {

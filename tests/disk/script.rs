@@ -96,7 +96,7 @@ impl Script {
         if answer.is_ok() {
             ids.iter().for_each(|id| drop(self.given.remove(id)));
         }
-        ids.iter().for_each(|id| drop(self.sealed.remove(id)));
+        self.sealed.retain(|id| !ids.contains(id));
     }
 
     fn seal(&mut self) {
