@@ -13,10 +13,13 @@ use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 use tokio::io::Interest;
 use tokio::io::unix::AsyncFd;
 
-/// How long the thread itself waits for an answer, in milliseconds.
+/// How long the thread looks for an answer again and again before it sleeps: to be woken takes longer than most answers.
+const LOOKS: Duration = Duration::from_micros(50);
+/// How long the thread itself then waits for it, in milliseconds.
 const EAGER_MS: i32 = 1;
 
 /// A connection that was welcomed. A call that is dropped in the middle leaves an answer under way, so the connection
@@ -130,9 +133,18 @@ async fn send_all(stream: &UnixStream, mut bytes: &[u8]) -> io::Result<()> {
 async fn ready(stream: &UnixStream, interest: Interest) -> io::Result<()> {
     let events = if interest.is_readable() { libc::POLLIN } else { libc::POLLOUT };
     let mut poll = libc::pollfd { fd: stream.as_raw_fd(), events, revents: 0 };
-    // SAFETY: one valid entry.
-    if unsafe { libc::poll(&mut poll, 1, EAGER_MS) } > 0 {
-        return Ok(());
+    let begun = Instant::now();
+    loop {
+        let looks = begun.elapsed() < LOOKS;
+        // SAFETY: one valid entry.
+        if unsafe { libc::poll(&mut poll, 1, if looks { 0 } else { EAGER_MS }) } > 0 {
+            return Ok(());
+        }
+        if !looks {
+            break;
+        }
+        // The node may need this very core.
+        std::thread::yield_now();
     }
     // SAFETY: the stream is borrowed for as long as it is registered, and so stays open under this number.
     let watched = unsafe { AsyncFd::register_with_interest(Watched(stream.as_raw_fd()), interest) };
