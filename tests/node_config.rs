@@ -17,7 +17,7 @@ fn read(text: &str, overrides: &[(&str, &str)]) -> Result<NodeConfig, String> {
 fn the_example_is_fine() {
     let config = read(include_str!("../docs/gcache.toml"), &[("name", "node-1")]).unwrap();
     assert_eq!(config.memory.path.to_str(), Some("/dev/shm/gcache-node-1"));
-    assert_eq!(config.fast_path.unwrap().to_str(), Some("/tmp/gcache-node-1.sock"));
+    assert_eq!(config.fast_path.unwrap().to_str(), Some("/dev/shm/gcache-node-1.sock"));
 }
 
 #[test]

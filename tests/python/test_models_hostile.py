@@ -288,7 +288,7 @@ def indexed(good: Path, path: Path, weight_map: Any) -> Path:
         "../good/model.safetensors",
         "a/../../model.safetensors",
         "/etc/passwd",
-        "/tmp/model.safetensors",
+        "/elsewhere/model.safetensors",
         "..",
         "",
         ".",

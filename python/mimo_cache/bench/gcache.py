@@ -12,6 +12,7 @@ import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -214,7 +215,7 @@ def _latency(options: Options) -> list[Figure]:
         store(clients["tcp"], ids, source)
         work = {f"{way}_get_64k": getter(client, ids, target) for way, client in clients.items()}
         for peer in others:
-            work[f"{peer.name}_get_64k"] = lambda peer=peer: peer.get(target)  # type: ignore[misc]
+            work[f"{peer.name}_get_64k"] = partial(peer.get, target)
         for _ in range(options.runs):
             for name, one in work.items():
                 samples.setdefault(name, []).append(median_us(calls, one))

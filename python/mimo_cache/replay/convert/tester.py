@@ -1,4 +1,4 @@
-"""kv-cache-tester: a JSON file a session, or a folder of them, with the requests of sub-agents inside."""
+"""kv-cache-tester: a JSON file a session, or a folder of them, which may hold entries with requests of their own."""
 
 from __future__ import annotations
 
@@ -70,8 +70,8 @@ class KvCacheTester(Format):
         at = start + milliseconds(number, entry, "t", 1000)
         if entry.get("type") != "subagent":
             return [self._request(number, session, entry, at)]
-        inner = [record(number, e) for e in _list(number, entry, "a sub-agent")]
-        # Times of a sub-agent count from its own start.
+        inner = [record(number, e) for e in _list(number, entry, "an entry with requests")]
+        # Their times count from the start of the entry.
         return [self._request(number, entry, e, at + milliseconds(number, e, "t", 1000), session) for e in inner]
 
     def _request(
