@@ -3,10 +3,10 @@
 //! The node answers within microseconds, so that the caller's thread itself waits for a moment; handing the wait to the
 //! runtime at once would cost more than the answer. A node that takes longer is waited for without holding the thread.
 
-use super::map::Mapping;
 use crate::client::call::CallError;
 use crate::rpc::fast::{self, HELLO_BYTES, HelloReply, Kind, REPLY_BYTES, Reply, Request};
 use crate::rpc::ids::ChainKey;
+use crate::shm::Reader;
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsRawFd, FromRawFd, OwnedFd, RawFd};
@@ -29,10 +29,8 @@ pub struct Link {
     stream: UnixStream,
     /// Number of the last get.
     sequence: u64,
-    /// What the node said.
-    pub hello: HelloReply,
     /// The node's file.
-    pub mapping: Arc<Mapping>,
+    pub reader: Arc<Reader>,
     /// Start of the node that it was opened to.
     pub start_id: u64,
 }
@@ -52,7 +50,7 @@ impl Link {
         path: &Path,
         token: Option<&str>,
         start_id: u64,
-        known: Option<Arc<Mapping>>,
+        known: Option<Arc<Reader>>,
     ) -> Result<Link, CallError> {
         let refuse = |what: &str, e: io::Error| CallError::Connect(format!("{}: {what}: {e}", path.display()));
         let stream = tokio::net::UnixStream::connect(path).await.map_err(|e| refuse("connect", e))?;
@@ -68,18 +66,21 @@ impl Link {
             return Err(CallError::Breach(format!("an answer to a hello of {} bytes", body.len())));
         };
         let hello = HelloReply::read(body);
-        if hello.version != fast::VERSION || hello.file_bytes == 0 {
+        if hello.version != fast::VERSION {
             return Err(CallError::Breach(format!("an answer to a hello that makes no sense: {hello:?}")));
         }
         let [descriptor] = <[OwnedFd; 1]>::try_from(descriptors)
             .map_err(|d| CallError::Breach(format!("{} descriptors, allowed is 1", d.len())))?;
         let file = File::from(descriptor);
-        let id = Mapping::identify(&file, hello.file_bytes).map_err(|e| refuse("the file", e))?;
-        let mapping = match known.filter(|k| k.id() == id) {
+        let reader = match known.filter(|k| k.is_of(&file)) {
             Some(known) => known,
-            None => Arc::new(Mapping::new(&file, id).map_err(|e| refuse("mapping the file", e))?),
+            None => Arc::new(Reader::new(&file).map_err(|e| CallError::Connect(format!("{}: {e}", path.display())))?),
         };
-        Ok(Link { stream, sequence: 0, hello, mapping, start_id })
+        if reader.file_bytes() != hello.file_bytes {
+            let sentence = format!("a file of {} bytes, said were {}", reader.file_bytes(), hello.file_bytes);
+            return Err(CallError::Breach(sentence));
+        }
+        Ok(Link { stream, sequence: 0, reader, start_id })
     }
 
     /// Asks where objects are; the answer's body. They are pinned until [`Link::release`].

@@ -3,13 +3,13 @@
 use super::answer;
 use super::copy::{Job, copy_all};
 use super::link::Link;
-use super::map::Mapping;
 use crate::client::call::{Call, CallError};
 use crate::client::grpc_transport::Grpc;
 use crate::client::transport::{GetBatch, NodeInfo, Pending, PutBatch, Transport};
 use crate::client::types::{Got, Miss};
 use crate::rpc::fast::{MAX_ASKS, Outcome, VERSION};
 use crate::rpc::v1;
+use crate::shm::Reader;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
@@ -34,7 +34,7 @@ pub struct FastTransport {
 #[derive(Default)]
 struct State {
     idle: Vec<Link>,
-    mapping: Option<Arc<Mapping>>,
+    reader: Option<Arc<Reader>>,
     not_before: Option<Instant>,
 }
 
@@ -69,11 +69,11 @@ impl FastTransport {
             if let Some(link) = state.idle.pop() {
                 return Some(link);
             }
-            state.mapping.clone()
+            state.reader.clone()
         };
         match Link::open(&path, self.token.as_deref(), start_id, known).await {
             Ok(link) => {
-                self.state().mapping = Some(link.mapping.clone());
+                self.state().reader = Some(link.reader.clone());
                 Some(link)
             }
             Err(_) => {
@@ -115,7 +115,7 @@ impl FastTransport {
                     return Ok(());
                 }
             };
-            let answers = answer::read(&body, asked, link.hello.file_bytes).map_err(|breach| {
+            let answers = answer::read(&body, asked).map_err(|breach| {
                 self.pause();
                 CallError::Breach(breach)
             })?;
@@ -131,7 +131,11 @@ impl FastTransport {
             let mut rest = &hits[..];
             while !rest.is_empty() {
                 let (now, later) = rest.split_at(turn(rest));
-                copy_all(&link.mapping, now, call.deadline, self.threads, batch)?;
+                copy_all(&link.reader, now, call.deadline, self.threads, batch).inspect_err(|error| {
+                    if matches!(error, CallError::Breach(_)) {
+                        self.pause();
+                    }
+                })?;
                 rest = later;
                 tokio::task::yield_now().await;
             }
