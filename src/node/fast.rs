@@ -33,6 +33,8 @@ const MAX_CONNECTIONS: usize = 256;
 /// After a request the thread stays awake for so long: the next one often follows at once, and to be woken for it takes
 /// longer than to answer it.
 const AWAKE: Duration = Duration::from_micros(50);
+/// Requests of one peer that are answered before the others are looked at.
+const MOST_IN_A_ROW: usize = 8;
 /// How often pins are looked through, in milliseconds.
 const TICK_MS: i32 = 1000;
 const LISTENER: u64 = u64::MAX;
@@ -60,10 +62,9 @@ impl FastPath {
             epoll.add(listener.as_raw_fd(), LISTENER)?;
             epoll.add(stopped.as_raw_fd(), STOP)?;
             let file_bytes = file.metadata()?.len();
-            Ok((
-                Server { state, epoll, listener, _stopped: stopped, file, file_bytes, peers: HashMap::new(), next: 0 },
-                stop,
-            ))
+            let (peers, piece) = (HashMap::new(), vec![0; MAX_REQUEST_BYTES]);
+            let server = Server { state, epoll, listener, _stopped: stopped, file, file_bytes, peers, piece, next: 0 };
+            Ok((server, stop))
         };
         let (mut server, stop) = made().map_err(|e| failed(&e))?;
         let thread = std::thread::Builder::new().name("gcache-fast".into()).spawn(move || server.run());
@@ -97,6 +98,8 @@ struct Server {
     file: File,
     file_bytes: u64,
     peers: HashMap<u64, Peer>,
+    /// What is read goes through here.
+    piece: Vec<u8>,
     next: u64,
 }
 
@@ -107,12 +110,22 @@ struct Open {
     pins: Vec<Pinned>,
 }
 
+/// What a look at a peer came to.
+#[derive(PartialEq)]
+enum Turn {
+    Quiet,
+    Asked,
+    Over,
+}
+
 struct Peer {
     stream: UnixStream,
     greeted: bool,
     input: Vec<u8>,
     output: Vec<u8>,
     written: usize,
+    /// Whether it is watched for room to write, not for input.
+    writes: bool,
     /// Its descriptor goes with the next byte.
     descriptor: bool,
     closing: bool,
@@ -124,24 +137,37 @@ impl Server {
     fn run(&mut self) {
         let mut events = Vec::new();
         let mut looked = self.state.clock.now();
-        let mut asked: Option<Instant> = None;
+        // Who asked last, and when.
+        let mut asked: Option<(u64, Instant)> = None;
+        let mut in_a_row = 0;
         loop {
-            let awake = asked.is_some_and(|at| at.elapsed() < AWAKE);
+            asked = asked.filter(|(_, at)| at.elapsed() < AWAKE);
+            if let Some((peer, _)) = asked
+                && in_a_row < MOST_IN_A_ROW
+                && self.turn(peer)
+            {
+                (asked, in_a_row) = (Some((peer, Instant::now())), in_a_row + 1);
+                continue;
+            }
+            in_a_row = 0;
+            let awake = asked.is_some();
             if let Err(error) = self.epoll.wait(&mut events, if awake { 0 } else { TICK_MS }) {
                 tracing::error!(%error, "the same-host path ends");
                 return;
             }
-            match events.is_empty() {
+            if awake && events.is_empty() {
                 // The client may need this very core.
-                true if awake => std::thread::yield_now(),
-                true => {}
-                false => asked = Some(Instant::now()),
+                std::thread::yield_now();
             }
             for Event { token } in events.drain(..) {
                 match token {
                     STOP => return,
                     LISTENER => self.accept(),
-                    peer => self.turn(peer),
+                    peer => {
+                        if self.turn(peer) {
+                            asked = Some((peer, Instant::now()));
+                        }
+                    }
                 }
             }
             let now = self.state.clock.now();
@@ -170,15 +196,17 @@ impl Server {
         }
     }
 
-    /// Something can be read from or written to a peer.
-    fn turn(&mut self, token: u64) {
-        let Some(peer) = self.peers.get_mut(&token) else { return };
-        let goes_on = peer.turn(&self.state, &self.file, self.file_bytes);
-        let write = peer.written < peer.output.len();
-        if !goes_on || self.epoll.set(peer.stream.as_raw_fd(), token, write).is_err() {
+    /// Looks what can be read from or written to a peer. Whether it asked something.
+    fn turn(&mut self, token: u64) -> bool {
+        let Some(peer) = self.peers.get_mut(&token) else { return false };
+        let turn = peer.turn(&self.state, &self.file, self.file_bytes, &mut self.piece);
+        let writes = peer.written < peer.output.len();
+        let turns = writes != std::mem::replace(&mut peer.writes, writes);
+        if turn == Turn::Over || turns && self.epoll.set(peer.stream.as_raw_fd(), token, writes).is_err() {
             self.peers.remove(&token);
             Metrics::sub(&self.state.metrics.fast_connections, 1);
         }
+        turn == Turn::Asked
     }
 
     /// Ends pins that are older than the stall limit.
@@ -209,6 +237,7 @@ impl Peer {
             input: Vec::new(),
             output: Vec::new(),
             written: 0,
+            writes: false,
             descriptor: false,
             closing: false,
             open: HashMap::new(),
@@ -216,25 +245,26 @@ impl Peer {
         }
     }
 
-    /// Writes what waits, then reads once and answers one request after the other. False: the connection is over.
-    fn turn(&mut self, state: &State, file: &File, file_bytes: u64) -> bool {
-        let mut may_read = true;
+    /// Writes what waits, then reads once and answers one request after the other.
+    fn turn(&mut self, state: &State, file: &File, file_bytes: u64, piece: &mut [u8]) -> Turn {
+        let (mut may_read, mut turn) = (true, Turn::Quiet);
         loop {
             match self.flush(file.as_raw_fd()) {
-                Ok(true) if self.closing => return false,
+                Ok(true) if self.closing => return Turn::Over,
                 Ok(true) => {}
-                Ok(false) => return true,
-                Err(_) => return false,
+                Ok(false) => return turn,
+                Err(_) => return Turn::Over,
             }
-            match self.receive(&mut may_read) {
+            match self.receive(&mut may_read, piece) {
                 Ok(Some((request, body))) => {
+                    turn = Turn::Asked;
                     if let Err(sentence) = self.answer(state, file_bytes, request, &body) {
                         self.refuse(request.sequence, &sentence);
                     }
                 }
-                Ok(None) => return true,
+                Ok(None) => return turn,
                 Err(Some(sentence)) => self.refuse(0, &sentence),
-                Err(None) => return false,
+                Err(None) => return Turn::Over,
             }
         }
     }
@@ -266,7 +296,7 @@ impl Peer {
 
     /// The next whole request; None while it is not there, or when it was read once: others have their turn. An error with
     /// a sentence is told, one without ends it all.
-    fn receive(&mut self, may_read: &mut bool) -> Result<Option<(Request, Vec<u8>)>, Option<String>> {
+    fn receive(&mut self, may_read: &mut bool, piece: &mut [u8]) -> Result<Option<(Request, Vec<u8>)>, Option<String>> {
         loop {
             if let Some(head) = self.input.first_chunk::<REQUEST_BYTES>() {
                 let request = Request::read(head).map_err(Some)?;
@@ -280,8 +310,7 @@ impl Peer {
             if !std::mem::take(may_read) {
                 return Ok(None);
             }
-            let mut piece = [0; MAX_REQUEST_BYTES];
-            match (&self.stream).read(&mut piece) {
+            match (&self.stream).read(piece) {
                 Ok(0) => return Err(None),
                 Ok(n) => self.input.extend_from_slice(&piece[..n]),
                 Err(e) if e.kind() == ErrorKind::WouldBlock => return Ok(None),

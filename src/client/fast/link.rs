@@ -21,6 +21,8 @@ use tokio::io::unix::AsyncFd;
 const LOOKS: Duration = Duration::from_micros(50);
 /// How long the thread itself then waits for it, in milliseconds.
 const EAGER_MS: i32 = 1;
+/// Room for the answer of a few objects, that it comes with one call to the system.
+const START_BYTES: usize = 1024;
 
 /// A connection that was welcomed. A call that is dropped in the middle leaves an answer under way, so the connection
 /// belongs to one call at a time and does not come back from such a one.
@@ -119,38 +121,51 @@ fn send_some(stream: &UnixStream, bytes: &[u8]) -> io::Result<usize> {
 }
 
 async fn send_all(stream: &UnixStream, mut bytes: &[u8]) -> io::Result<()> {
+    let mut patience = Patience::default();
     while !bytes.is_empty() {
         match send_some(stream, bytes) {
             Ok(n) => bytes = &bytes[n..],
-            Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
-            Err(e) if e.kind() == io::ErrorKind::WouldBlock => ready(stream, Interest::WRITABLE).await?,
-            Err(e) => return Err(e),
+            Err(e) => patience.wait(e, stream, Interest::WRITABLE).await?,
         }
     }
     Ok(())
 }
 
-/// Waits until the socket can be used: for a moment in this thread, then in the runtime.
-async fn ready(stream: &UnixStream, interest: Interest) -> io::Result<()> {
-    let events = if interest.is_readable() { libc::POLLIN } else { libc::POLLOUT };
-    let mut poll = libc::pollfd { fd: stream.as_raw_fd(), events, revents: 0 };
-    let begun = Instant::now();
-    loop {
-        let looks = begun.elapsed() < LOOKS;
-        // SAFETY: one valid entry.
-        if unsafe { libc::poll(&mut poll, 1, if looks { 0 } else { EAGER_MS }) } > 0 {
+/// Waits between attempts: for a moment it gives the core away and comes back at once, then it sleeps in this thread, then
+/// in the runtime.
+#[derive(Default)]
+struct Patience {
+    begun: Option<Instant>,
+    looks: u32,
+}
+
+impl Patience {
+    /// After an attempt that failed.
+    async fn wait(&mut self, error: io::Error, stream: &UnixStream, interest: Interest) -> io::Result<()> {
+        match error.kind() {
+            io::ErrorKind::Interrupted => return Ok(()),
+            io::ErrorKind::WouldBlock => {}
+            _ => return Err(error),
+        }
+        if self.begun.get_or_insert_with(Instant::now).elapsed() < LOOKS {
+            self.looks += 1;
+            if self.looks.is_multiple_of(4) {
+                // The node may need this very core.
+                std::thread::yield_now();
+            }
             return Ok(());
         }
-        if !looks {
-            break;
+        let events = if interest.is_readable() { libc::POLLIN } else { libc::POLLOUT };
+        let mut poll = libc::pollfd { fd: stream.as_raw_fd(), events, revents: 0 };
+        // SAFETY: one valid entry.
+        if unsafe { libc::poll(&mut poll, 1, EAGER_MS) } > 0 {
+            return Ok(());
         }
-        // The node may need this very core.
-        std::thread::yield_now();
+        // SAFETY: the stream is borrowed for as long as it is registered, and so stays open under this number.
+        let watched = unsafe { AsyncFd::register_with_interest(Watched(stream.as_raw_fd()), interest) };
+        let watched = watched.map_err(|e| e.into_parts().1)?;
+        watched.ready(interest).await.map(|_| ())
     }
-    // SAFETY: the stream is borrowed for as long as it is registered, and so stays open under this number.
-    let watched = unsafe { AsyncFd::register_with_interest(Watched(stream.as_raw_fd()), interest) };
-    let watched = watched.map_err(|e| e.into_parts().1)?;
-    watched.ready(interest).await.map(|_| ())
 }
 
 /// The answer to a request. Descriptors that come with it are kept only if there is a place for them.
@@ -160,47 +175,50 @@ async fn receive(
     sequence: u64,
     mut descriptors: Option<&mut Vec<OwnedFd>>,
 ) -> Result<(Reply, Vec<u8>), CallError> {
-    let mut head = [0; REPLY_BYTES];
-    receive_all(stream, &mut head, &mut descriptors).await?;
-    let reply = Reply::read(&head).map_err(CallError::Breach)?;
+    let breach = |sentence: String| CallError::Breach(sentence);
+    // A short answer comes whole. Nothing follows it: there is one request at a time.
+    let mut start = [0; START_BYTES];
+    let mut have = 0;
+    let head = loop {
+        have += receive_some(stream, &mut start[have..], &mut descriptors).await?;
+        if let Some(head) = start[..have].first_chunk::<REPLY_BYTES>() {
+            break head;
+        }
+    };
+    let reply = Reply::read(head).map_err(breach)?;
     let mut body = vec![0; reply.body_bytes as usize];
-    receive_all(stream, &mut body, &mut descriptors).await?;
+    let came = &start[REPLY_BYTES..have];
+    match body.get_mut(..came.len()) {
+        Some(place) => place.copy_from_slice(came),
+        None => return Err(breach(format!("{} bytes of a body of {}", came.len(), body.len()))),
+    }
+    let mut have = came.len();
+    while have < body.len() {
+        have += receive_some(stream, &mut body[have..], &mut descriptors).await?;
+    }
     match reply.kind {
         Kind::Refused => Err(CallError::NotTaken(String::from_utf8_lossy(&body[..body.len().min(1024)]).into_owned())),
         found if found == kind && reply.sequence == sequence => Ok((reply, body)),
-        _ => Err(CallError::Breach(format!("{reply:?} to {kind:?} {sequence}"))),
+        _ => Err(breach(format!("{reply:?} to {kind:?} {sequence}"))),
     }
-}
-
-async fn receive_all(
-    stream: &UnixStream,
-    into: &mut [u8],
-    descriptors: &mut Option<&mut Vec<OwnedFd>>,
-) -> Result<(), CallError> {
-    let mut have = 0;
-    while have < into.len() {
-        let received = receive_some(stream, &mut into[have..], descriptors).await;
-        have += received.map_err(|e| CallError::Broken(e.to_string()))?;
-    }
-    Ok(())
 }
 
 async fn receive_some(
     stream: &UnixStream,
     into: &mut [u8],
     descriptors: &mut Option<&mut Vec<OwnedFd>>,
-) -> io::Result<usize> {
+) -> Result<usize, CallError> {
+    let mut patience = Patience::default();
+    let broken = |e: io::Error| CallError::Broken(e.to_string());
     loop {
         let received = match descriptors {
             Some(descriptors) => receive_with(stream, into, descriptors),
             None => receive_plain(stream, into),
         };
         match received {
-            Ok(0) => return Err(io::ErrorKind::UnexpectedEof.into()),
+            Ok(0) => return Err(broken(io::ErrorKind::UnexpectedEof.into())),
             Ok(n) => return Ok(n),
-            Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
-            Err(e) if e.kind() == io::ErrorKind::WouldBlock => ready(stream, Interest::READABLE).await?,
-            Err(e) => return Err(e),
+            Err(e) => patience.wait(e, stream, Interest::READABLE).await.map_err(broken)?,
         }
     }
 }

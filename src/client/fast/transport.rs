@@ -137,7 +137,9 @@ impl FastTransport {
                     }
                 })?;
                 rest = later;
-                tokio::task::yield_now().await;
+                if !rest.is_empty() {
+                    tokio::task::yield_now().await;
+                }
             }
             if !link.release() {
                 return Ok(());
