@@ -3,8 +3,8 @@
 //! - A thread and not tasks: an answer takes a microsecond, and waking a task would cost several times that.
 //! - Only users of the node's own number or of `fast_path_users` may connect, and where the node has tokens only with one
 //!   that is valid for all tenants: the descriptor shows everything.
-//! - What a connection pins is bounded, ends when it says so, after `limits.stall`, or with the connection. A reader that
-//!   was stopped in mid-copy finds out by the words that it compares afterwards.
+//! - What a connection pins, if it wants that, is bounded, ends when it says so, after `limits.stall`, or with the
+//!   connection. A reader that was stopped in mid-copy finds out by the words that it compares afterwards.
 //! - A connection has one request at a time: the next is read when the answer was taken.
 
 use super::auth::Grant;
@@ -357,7 +357,7 @@ impl Peer {
     }
 
     fn get(&mut self, state: &State, request: Request, body: &[u8]) -> Result<(), String> {
-        if self.open.contains_key(&request.sequence) || self.open.len() >= MAX_OPEN {
+        if request.pins && (self.open.contains_key(&request.sequence) || self.open.len() >= MAX_OPEN) {
             return Err(format!(
                 "sequence number {} with {} gets not released, allowed is one that is not among them, and {MAX_OPEN}",
                 request.sequence,
@@ -376,7 +376,7 @@ impl Peer {
             };
             let at = pinned.shared_ref();
             // One value may always be pinned, or a large one could never be read.
-            if self.pinned + open.bytes > 0 && self.pinned + open.bytes + at.len > most {
+            if request.pins && self.pinned + open.bytes > 0 && self.pinned + open.bytes + at.len > most {
                 found.push(Found::miss(Outcome::NoPin));
                 continue;
             }
@@ -395,8 +395,10 @@ impl Peer {
                 span_word: at.span_word,
                 crcs: (crcs.len() as u32 - first, first),
             });
-            open.bytes += at.len;
-            open.pins.push(pinned);
+            if request.pins {
+                open.bytes += at.len;
+                open.pins.push(pinned);
+            }
         }
         let body_bytes = (found.len() * crate::rpc::fast::FOUND_BYTES + 4 * crcs.len()) as u32;
         let head = Reply { kind: Kind::Get, count: request.count, sequence: request.sequence, body_bytes };

@@ -1,8 +1,8 @@
 //! Messages of the same-host path, fixed in size and little-endian: `docs/protocol.md` has the tables.
 //!
 //! A client says [`Kind::Hello`] with its token and gets a read-only descriptor of the node's shared-memory file. Then it
-//! asks for objects ([`Kind::Get`]), copies them out of its mapping, compares the two words and the CRCs, and says
-//! [`Kind::Release`]. A connection's pins end with it.
+//! asks for objects ([`Kind::Get`]), copies them out of its mapping, compares the two words and the CRCs, and, where they
+//! were pinned, says [`Kind::Release`]. A connection's pins end with it.
 
 use super::ids::{self, ChainKey};
 use super::limits::{ID_BYTES, MAX_VALUE_BYTES};
@@ -63,7 +63,12 @@ pub struct Request {
     pub tenant: u64,
     /// The client's number for a `Get`, any that is not open.
     pub sequence: u64,
+    /// Whether a `Get` pins what it finds, until its `Release`.
+    pub pins: bool,
 }
+
+/// Byte 5 of a `Get` that pins nothing.
+const UNPINNED: u8 = 1;
 
 impl Request {
     /// Bytes of the message after its head.
@@ -78,14 +83,14 @@ impl Request {
     /// Appends the head.
     pub fn put(&self, out: &mut Vec<u8>) {
         out.extend_from_slice(&MAGIC);
-        out.extend_from_slice(&[self.kind as u8, 0]);
+        out.extend_from_slice(&[self.kind as u8, if self.pins { 0 } else { UNPINNED }]);
         out.extend_from_slice(&self.count.to_le_bytes());
         out.extend_from_slice(&self.tenant.to_le_bytes());
         out.extend_from_slice(&self.sequence.to_le_bytes());
     }
 
     /// # Errors
-    /// A sentence: another magic or kind, or more entries than allowed.
+    /// A sentence: another magic or kind, a byte that means nothing, or more entries than allowed.
     pub fn read(head: &[u8; REQUEST_BYTES]) -> Result<Request, String> {
         if head[..4] != MAGIC {
             return Err(format!("the message starts with {:02x?}, allowed is {MAGIC:02x?}", &head[..4]));
@@ -101,7 +106,14 @@ impl Request {
         if usize::from(count) > most || kind == Kind::Get && count == 0 {
             return Err(format!("count of a {kind:?} is {count}, allowed is at most {most}, and 1 for Get"));
         }
-        Ok(Request { kind, count, tenant: word(head, 8), sequence: word(head, 16) })
+        let pins = match (kind, head[5]) {
+            (_, 0) => true,
+            (Kind::Get, UNPINNED) => false,
+            (_, found) => {
+                return Err(format!("byte 5 of a {kind:?} is {found}, allowed is 0, and {UNPINNED} for Get"));
+            }
+        };
+        Ok(Request { kind, count, tenant: word(head, 8), sequence: word(head, 16), pins })
     }
 }
 
@@ -272,10 +284,12 @@ mod tests {
     #[test]
     fn messages_come_back() {
         let mut out = Vec::new();
-        let request = Request { kind: Kind::Get, count: 256, tenant: 1 << 60, sequence: u64::MAX };
-        request.put(&mut out);
-        assert_eq!(Request::read(&out[..].try_into().unwrap()), Ok(request));
-        out.clear();
+        for pins in [true, false] {
+            let request = Request { kind: Kind::Get, count: 256, tenant: 1 << 60, sequence: u64::MAX, pins };
+            request.put(&mut out);
+            assert_eq!(Request::read(&out[..].try_into().unwrap()), Ok(request));
+            out.clear();
+        }
         let reply = Reply { kind: Kind::Refused, count: 3, sequence: 9, body_bytes: 77 };
         reply.put(&mut out);
         assert_eq!(Reply::read(&out[..].try_into().unwrap()), Ok(reply));
@@ -304,16 +318,17 @@ mod tests {
 
     #[test]
     fn what_no_client_says_is_refused() {
-        let head = |kind: u8, count: u16| {
+        let head = |kind: u8, flag: u8, count: u16| {
             let mut out = Vec::new();
-            Request { kind: Kind::Get, count, tenant: 0, sequence: 0 }.put(&mut out);
-            out[4] = kind;
+            Request { kind: Kind::Get, count, tenant: 0, sequence: 0, pins: true }.put(&mut out);
+            (out[4], out[5]) = (kind, flag);
             Request::read(&out[..].try_into().unwrap())
         };
-        assert!(head(2, 1).is_ok() && head(3, 0).is_ok() && head(1, 4096).is_ok());
+        assert!(head(2, 0, 1).is_ok() && head(2, 1, 1).is_ok() && head(3, 0, 0).is_ok() && head(1, 0, 4096).is_ok());
         for (kind, count) in [(0, 0), (4, 0), (5, 0), (2, 0), (2, 257), (1, 4097), (3, 1)] {
-            assert!(head(kind, count).is_err(), "{kind} {count}");
+            assert!(head(kind, 0, count).is_err(), "{kind} {count}");
         }
+        assert!(head(2, 2, 1).is_err() && head(3, 1, 0).is_err() && head(1, 1, 0).is_err());
         assert!(Request::read(&[0; REQUEST_BYTES]).unwrap_err().contains("67, 63, 66, 31"));
         assert!(asks(&[64; ASK_BYTES]).is_err());
     }

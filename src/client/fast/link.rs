@@ -59,7 +59,7 @@ impl Link {
         let stream = stream.into_std().map_err(|e| refuse("connect", e))?;
         let token = token.unwrap_or_default().as_bytes();
         let mut message = Vec::new();
-        Request { kind: Kind::Hello, count: token.len() as u16, tenant: 0, sequence: 0 }.put(&mut message);
+        Request { kind: Kind::Hello, count: token.len() as u16, tenant: 0, sequence: 0, pins: true }.put(&mut message);
         message.extend_from_slice(token);
         send_all(&stream, &message).await.map_err(|e| refuse("hello", e))?;
         let mut descriptors = Vec::new();
@@ -85,16 +85,17 @@ impl Link {
         Ok(Link { stream, sequence: 0, reader, start_id })
     }
 
-    /// Asks where objects are; the answer's body. They are pinned until [`Link::release`].
+    /// Asks where objects are; the answer's body. With `pins` they stay there until [`Link::release`].
     pub async fn get<'k>(
         &mut self,
         tenant: u64,
+        pins: bool,
         ids: impl ExactSizeIterator<Item = (&'k ChainKey, u8)>,
     ) -> Result<Vec<u8>, CallError> {
         self.sequence += 1;
         let count = ids.len() as u16;
         let mut message = Vec::with_capacity(fast::REQUEST_BYTES + ids.len() * fast::ASK_BYTES);
-        Request { kind: Kind::Get, count, tenant, sequence: self.sequence }.put(&mut message);
+        Request { kind: Kind::Get, count, tenant, sequence: self.sequence, pins }.put(&mut message);
         ids.for_each(|(key, part)| fast::put_ask(&mut message, key, part));
         send_all(&self.stream, &message).await.map_err(|e| CallError::Broken(e.to_string()))?;
         let (reply, body) = receive(&self.stream, Kind::Get, self.sequence, None).await?;
@@ -107,7 +108,7 @@ impl Link {
     /// The pins of the last get are not needed any more. False: the connection is of no use.
     pub fn release(&mut self) -> bool {
         let mut message = Vec::with_capacity(fast::REQUEST_BYTES);
-        Request { kind: Kind::Release, count: 0, tenant: 0, sequence: self.sequence }.put(&mut message);
+        Request { kind: Kind::Release, count: 0, tenant: 0, sequence: self.sequence, pins: true }.put(&mut message);
         // The socket's buffer is empty but for this, so that a short write means trouble.
         matches!(send_some(&self.stream, &message), Ok(n) if n == message.len())
     }

@@ -21,6 +21,9 @@ const PAUSE: Duration = Duration::from_secs(2);
 const KEPT: usize = 8;
 /// Bytes copied before other nodes of the same call get their turn.
 const TURN: u64 = 32 << 20;
+/// So few bytes are copied within some 20 us, and the words tell whether they stayed: to pin them would cost a message, and
+/// they are asked for once more, pinned, when they did not stay.
+const UNPINNED: u64 = 256 << 10;
 
 /// See the head of this file.
 pub struct FastTransport {
@@ -101,10 +104,11 @@ impl FastTransport {
         }
         let Some(mut link) = self.link().await else { return Ok(()) };
         let mut open = batch.open();
+        let mut pins = open.iter().map(|&i| batch.items[i].into.expected()).sum::<u64>() > UNPINNED;
         while !open.is_empty() {
             let asked = open.len().min(MAX_ASKS);
             let ids = open[..asked].iter().map(|&i| (&batch.items[i].id.key, batch.items[i].id.part));
-            let body = match link.get(call.tenant, ids).await {
+            let body = match link.get(call.tenant, pins, ids).await {
                 Ok(body) => body,
                 // The node may have been restarted: gRPC finds out, within the same deadline.
                 Err(error) => {
@@ -141,12 +145,19 @@ impl FastTransport {
                     tokio::task::yield_now().await;
                 }
             }
-            if !link.release() {
+            if pins && !link.release() {
                 return Ok(());
             }
             if again.len() == asked {
                 self.pause();
                 return Err(CallError::Breach("nothing may be pinned".to_string()));
+            }
+            if !pins {
+                let positions = hits.iter().map(|hit| hit.position);
+                let moved = positions.filter(|&i| batch.got[i] == Some(Got::Miss(Miss::Reused)));
+                again.extend(moved);
+                again.iter().for_each(|&i| batch.got[i] = None);
+                pins = !again.is_empty();
             }
             open.splice(..asked, again);
         }
