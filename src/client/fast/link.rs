@@ -19,6 +19,8 @@ use tokio::io::unix::AsyncFd;
 
 /// How long the thread looks for an answer again and again before it sleeps: to be woken takes longer than most answers.
 const LOOKS: Duration = Duration::from_micros(50);
+/// Looks between two offers of the core to others, a microsecond.
+const LOOKS_IN_A_ROW: u32 = 4;
 /// How long the thread itself then waits for it, in milliseconds.
 const EAGER_MS: i32 = 1;
 /// Room for the answer of a few objects, that it comes with one call to the system.
@@ -148,12 +150,13 @@ impl Patience {
             io::ErrorKind::WouldBlock => {}
             _ => return Err(error),
         }
+        self.looks += 1;
+        if !self.looks.is_multiple_of(LOOKS_IN_A_ROW) {
+            return Ok(());
+        }
         if self.begun.get_or_insert_with(Instant::now).elapsed() < LOOKS {
-            self.looks += 1;
-            if self.looks.is_multiple_of(4) {
-                // The node may need this very core.
-                std::thread::yield_now();
-            }
+            // The node may need this very core.
+            std::thread::yield_now();
             return Ok(());
         }
         let events = if interest.is_readable() { libc::POLLIN } else { libc::POLLOUT };

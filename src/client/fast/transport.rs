@@ -55,25 +55,26 @@ impl FastTransport {
     /// The socket to try now, and the node's start, if the node is on this machine.
     fn socket(&self) -> Option<(PathBuf, u64)> {
         let machine = self.machine.as_ref()?;
-        if self.state().not_before.is_some_and(|t| Instant::now() < t) {
-            return None;
-        }
         let greeting = self.grpc.greeting()?;
-        let fast = greeting.fast_path.filter(|f| f.version == VERSION && greeting.machine == *machine)?;
-        Some((PathBuf::from(fast.socket), greeting.info.start_id))
+        let fast = greeting.fast_path.filter(|f| f.version == VERSION && *greeting.machine == **machine)?;
+        Some((PathBuf::from(&fast.socket), greeting.info.start_id))
     }
 
     /// A connection to the node's present start, for one call.
     async fn link(&self) -> Option<Link> {
-        let (path, start_id) = self.socket()?;
+        let start_id = self.grpc.info()?.start_id;
         let known = {
             let mut state = self.state();
+            if state.not_before.is_some_and(|t| Instant::now() < t) {
+                return None;
+            }
             state.idle.retain(|l| l.start_id == start_id);
             if let Some(link) = state.idle.pop() {
                 return Some(link);
             }
             state.reader.clone()
         };
+        let (path, start_id) = self.socket()?;
         match Link::open(&path, self.token.as_deref(), start_id, known).await {
             Ok(link) => {
                 self.state().reader = Some(link.reader.clone());
@@ -99,7 +100,7 @@ impl FastTransport {
 
     /// Gets what is in the node's memory. What stays without an answer is for gRPC.
     async fn get_fast(&self, call: Call, batch: &mut GetBatch<'_, '_>) -> Result<(), CallError> {
-        if self.machine.is_some() && self.grpc.greeting().is_none() {
+        if self.machine.is_some() && self.grpc.info().is_none() {
             self.grpc.greet().await?;
         }
         let Some(mut link) = self.link().await else { return Ok(()) };
@@ -180,7 +181,10 @@ impl Transport for FastTransport {
     fn get<'a, 'b: 'a, 'c: 'b>(&'a self, call: Call, batch: &'a mut GetBatch<'b, 'c>) -> Pending<'a, ()> {
         Box::pin(async move {
             self.get_fast(call, batch).await?;
-            self.grpc.get(call, batch).await
+            match batch.got.iter().all(Option::is_some) {
+                true => Ok(()),
+                false => self.grpc.get(call, batch).await,
+            }
         })
     }
 
