@@ -107,12 +107,20 @@ impl Link {
         Ok(body)
     }
 
-    /// The pins of the last get are not needed any more. False: the connection is of no use.
-    pub fn release(&mut self) -> bool {
+    /// The pins of the last get are not needed any more.
+    ///
+    /// # Errors
+    /// The connection is of no use.
+    pub fn release(&mut self) -> Result<(), CallError> {
         let mut message = Vec::with_capacity(fast::REQUEST_BYTES);
-        Request { kind: Kind::Release, count: 0, tenant: 0, sequence: self.sequence, pins: true }.put(&mut message);
-        // The socket's buffer is empty but for this, so that a short write means trouble.
-        matches!(send_some(&self.stream, &message), Ok(n) if n == message.len())
+        let sequence = self.sequence;
+        Request { kind: Kind::Release, count: 0, tenant: 0, sequence, pins: true }.put(&mut message);
+        match send_some(&self.stream, &message) {
+            Ok(n) if n == message.len() => Ok(()),
+            // The socket's buffer is empty but for this, so that a short write means trouble.
+            Ok(n) => Err(CallError::Broken(format!("{n} bytes of a release could be sent"))),
+            Err(e) => Err(CallError::Broken(e.to_string())),
+        }
     }
 }
 

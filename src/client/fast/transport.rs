@@ -104,27 +104,29 @@ impl FastTransport {
             self.grpc.greet().await?;
         }
         let Some(mut link) = self.link().await else { return Ok(()) };
+        match self.get_over(&mut link, call, batch).await {
+            Ok(()) => self.keep(link),
+            Err(CallError::Late) => return Err(CallError::Late),
+            // gRPC goes on, within the same deadline: the node may have been restarted.
+            Err(error) => {
+                self.state().idle.clear();
+                if !matches!(error, CallError::Broken(_)) {
+                    self.pause();
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Gets what is in the node's memory over a connection, which is of no use any more after an error.
+    async fn get_over(&self, link: &mut Link, call: Call, batch: &mut GetBatch<'_, '_>) -> Result<(), CallError> {
         let mut open = batch.open();
         let mut pins = open.iter().map(|&i| batch.items[i].into.expected()).sum::<u64>() > UNPINNED;
         while !open.is_empty() {
             let asked = open.len().min(MAX_ASKS);
             let ids = open[..asked].iter().map(|&i| (&batch.items[i].id.key, batch.items[i].id.part));
-            let body = match link.get(call.tenant, pins, ids).await {
-                Ok(body) => body,
-                // The node may have been restarted: gRPC finds out, within the same deadline.
-                Err(error) => {
-                    self.state().idle.clear();
-                    if !matches!(error, CallError::Broken(_)) {
-                        self.pause();
-                    }
-                    return Ok(());
-                }
-            };
-            let answers = answer::read(&body, asked).map_err(|breach| {
-                self.pause();
-                CallError::Breach(breach)
-            })?;
-            // Objects for which the connection's pins did not suffice are asked for once more.
+            let body = link.get(call.tenant, pins, ids).await?;
+            let answers = answer::read(&body, asked).map_err(CallError::Breach)?;
             let (mut again, mut hits) = (Vec::new(), Vec::new());
             for (&position, (found, crcs)) in open[..asked].iter().zip(&answers) {
                 match found.outcome {
@@ -133,36 +135,29 @@ impl FastTransport {
                     Outcome::NoPin => again.push(position),
                 }
             }
+            if again.len() == asked {
+                return Err(CallError::Breach("nothing may be pinned".to_string()));
+            }
             let mut rest = &hits[..];
             while !rest.is_empty() {
                 let (now, later) = rest.split_at(turn(rest));
-                copy_all(&link.reader, now, call.deadline, self.threads, batch).inspect_err(|error| {
-                    if matches!(error, CallError::Breach(_)) {
-                        self.pause();
-                    }
-                })?;
+                copy_all(&link.reader, now, call.deadline, self.threads, batch)?;
                 rest = later;
                 if !rest.is_empty() {
                     tokio::task::yield_now().await;
                 }
             }
-            if pins && !link.release() {
-                return Ok(());
-            }
-            if again.len() == asked {
-                self.pause();
-                return Err(CallError::Breach("nothing may be pinned".to_string()));
-            }
-            if !pins {
+            if pins {
+                link.release()?;
+            } else {
                 let positions = hits.iter().map(|hit| hit.position);
-                let moved = positions.filter(|&i| batch.got[i] == Some(Got::Miss(Miss::Reused)));
-                again.extend(moved);
+                again.extend(positions.filter(|&i| batch.got[i] == Some(Got::Miss(Miss::Reused))));
                 again.iter().for_each(|&i| batch.got[i] = None);
                 pins = !again.is_empty();
             }
+            // Objects for which the connection's pins did not suffice, or that moved, are asked for once more.
             open.splice(..asked, again);
         }
-        self.keep(link);
         Ok(())
     }
 }
