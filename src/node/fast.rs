@@ -10,6 +10,7 @@
 use super::auth::Grant;
 use super::metrics::Metrics;
 use super::state::State;
+use crate::rpc::awake::Awake;
 use crate::rpc::fast::{
     Found, HelloReply, Kind, MAX_OPEN, MAX_REQUEST_BYTES, Outcome, REQUEST_BYTES, Reply, Request, VERSION, asks,
 };
@@ -22,7 +23,7 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
 use std::sync::Arc;
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 #[path = "fast_sys.rs"]
 mod sys;
@@ -30,9 +31,6 @@ use sys::{Epoll, Event};
 
 /// Connections at one time.
 const MAX_CONNECTIONS: usize = 256;
-/// After a request the thread stays awake for so long: the next one often follows at once, and to be woken for it takes
-/// longer than to answer it.
-const AWAKE: Duration = Duration::from_micros(50);
 /// Requests of one peer that are answered before the others are looked at.
 const MOST_IN_A_ROW: usize = 8;
 /// How often pins are looked through, in milliseconds.
@@ -140,8 +138,8 @@ impl Server {
         // Who asked last, and when.
         let mut asked: Option<(u64, Instant)> = None;
         let mut in_a_row = 0;
+        let mut awake = Awake::default();
         loop {
-            asked = asked.filter(|(_, at)| at.elapsed() < AWAKE);
             if let Some((peer, _)) = asked
                 && in_a_row < MOST_IN_A_ROW
                 && self.turn(peer)
@@ -150,14 +148,11 @@ impl Server {
                 continue;
             }
             in_a_row = 0;
-            let awake = asked.is_some();
-            if let Err(error) = self.epoll.wait(&mut events, if awake { 0 } else { TICK_MS }) {
+            // The next request often follows at once.
+            asked = asked.filter(|(_, at)| awake.look_again(*at));
+            if let Err(error) = self.epoll.wait(&mut events, if asked.is_some() { 0 } else { TICK_MS }) {
                 tracing::error!(%error, "the same-host path ends");
                 return;
-            }
-            if awake && events.is_empty() {
-                // The client may need this very core.
-                std::thread::yield_now();
             }
             for Event { token } in events.drain(..) {
                 match token {

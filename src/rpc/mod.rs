@@ -7,6 +7,7 @@
 //! - [`frame`] makes messages around bytes that are not copied.
 //! - [`limits`] names the numbers that both sides must know.
 
+pub mod awake;
 pub mod fast;
 pub mod frame;
 pub mod ids;
