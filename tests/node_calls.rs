@@ -2,13 +2,16 @@
 #![cfg(all(feature = "gcache", target_os = "linux"))]
 
 use bytes::Bytes;
+use http::{HeaderMap, HeaderName, HeaderValue};
 use http_body_util::BodyExt;
 use mimo_cache::node::NodeConfig;
 use mimo_cache::node::auth::Tokens;
-use mimo_cache::node::get::GetBody;
+use mimo_cache::node::deadline::Deadline;
+use mimo_cache::node::get::{Caller, GetBody};
 use mimo_cache::node::put::PutSession;
 use mimo_cache::node::state::{Connection, State};
 use mimo_cache::node::unary;
+use mimo_cache::rpc::frame::PieceHead;
 use mimo_cache::rpc::ids::pack;
 use mimo_cache::rpc::v1::{
     Answer, ExistsRequest, GetReply, HelloRequest, KeyRun, MissReason, ObjectRun, Offer, Piece, PutOutcome, PutRequest,
@@ -49,11 +52,22 @@ impl World {
 
     /// Everything that a `Get` sends, as messages.
     fn get(&self, ids: &[ObjectId], piece_bytes: usize) -> Vec<GetReply> {
+        let (messages, status) = self.get_until(ids, piece_bytes, "1M");
+        assert_eq!(status, "0");
+        messages
+    }
+
+    /// The same with a deadline, and the status at the end.
+    fn get_until(&self, ids: &[ObjectId], piece_bytes: usize, deadline: &'static str) -> (Vec<GetReply>, String) {
         let progress = self.state.watch(&Connection::new(1, "test".into(), self.state.clone()));
-        let body = GetBody::new(self.state.clone(), progress, 7, ids.to_vec(), piece_bytes);
+        let headers =
+            HeaderMap::from_iter([(HeaderName::from_static("grpc-timeout"), HeaderValue::from_static(deadline))]);
+        let deadline = Deadline::of(&headers, tokio::time::Instant::now());
+        let caller = Caller { progress, tenant: 7, check: 0, deadline };
+        let body = GetBody::new(self.state.clone(), caller, ids.to_vec(), piece_bytes);
         let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
         let body = runtime.block_on(body.collect()).unwrap();
-        assert_eq!(body.trailers().unwrap()["grpc-status"], "0");
+        let status = body.trailers().unwrap()["grpc-status"].to_str().unwrap().to_string();
         let mut bytes = body.to_bytes();
         let mut messages = Vec::new();
         while !bytes.is_empty() {
@@ -61,7 +75,7 @@ impl World {
             let len = u32::from_be_bytes(head[1..].try_into().unwrap()) as usize;
             messages.push(GetReply::decode(bytes.split_to(len)).unwrap());
         }
-        messages
+        (messages, status)
     }
 }
 
@@ -89,7 +103,7 @@ fn offer(n: u8, length: usize) -> Offer {
 }
 
 fn offers(list: Vec<Offer>) -> PutRequest {
-    PutRequest { version: 1, tenant: 7, offers: list, piece: None }
+    PutRequest { version: 1, tenant: 7, offers: list, ..PutRequest::default() }
 }
 
 fn pieces(index: u32, value: &[u8], piece_bytes: usize) -> Vec<PutRequest> {
@@ -112,7 +126,15 @@ fn value(n: u8, len: usize) -> Vec<u8> {
 
 fn put(session: &mut PutSession, request: PutRequest) -> Vec<(u32, PutOutcome)> {
     let mut answers: Vec<Answer> = Vec::new();
-    session.request(request, 0, &mut answers).unwrap();
+    session.offers(&request, 0, &mut answers).unwrap();
+    if let Some(piece) = request.piece {
+        session.begin(&PieceHead::of(&piece), piece.data.len()).unwrap();
+        // As a network may cut it.
+        let (one, other) = piece.data.split_at(piece.data.len() / 3);
+        session.data(one);
+        session.data(other);
+        session.end(0, &mut answers).unwrap();
+    }
     answers.iter().map(|a| (a.index, PutOutcome::try_from(a.outcome).unwrap())).collect()
 }
 
@@ -152,6 +174,18 @@ fn what_is_put_is_got_whatever_the_pieces() {
             assert!(got[n] == value(n as u8, *len), "value {n}");
         }
     }
+}
+
+#[test]
+fn a_get_ends_at_its_deadline() {
+    let world = World::new("");
+    let mut session = world.session();
+    put(&mut session, offers(vec![offer(1, 10)]));
+    put(&mut session, pieces(0, &value(1, 10), CHUNK).remove(0));
+    assert_eq!(world.get_until(&[id(1)], CHUNK, "1M").1, "0");
+    assert_eq!(world.get_until(&[id(1)], CHUNK, "0m"), (vec![], "4".to_string()));
+    assert_eq!(world.get_until(&[id(1)], CHUNK, "no number").1, "0", "what cannot be read is none");
+    assert_eq!(world.state.store.stats().held_slots, 0);
 }
 
 #[test]
@@ -220,7 +254,7 @@ fn leases_belong_to_a_connection() {
     pieces(0, b"abc", CHUNK).into_iter().for_each(|r| drop(put(&mut session, r)));
     let connection = Connection::new(9, "test".into(), world.state.clone());
     let runs = vec![KeyRun { bucket: 0, keys: vec![1; 64].into() }];
-    let request = ExistsRequest { version: 1, tenant: 7, lease_ms: 1000, runs };
+    let request = ExistsRequest { version: 1, tenant: 7, lease_ms: 1000, runs, ..ExistsRequest::default() };
     let reply = unary::exists(&world.state, &connection, &request).unwrap();
     assert_eq!((reply.masks, reply.leased_keys), (vec![2, 2], 2));
     assert!(world.state.store.stats().lease_bytes > 0);
@@ -237,7 +271,7 @@ fn versions_meet_or_are_told_apart() {
     let world = World::new("");
     let connection = Connection::new(1, "test".into(), world.state.clone());
     let hello = |min_version, max_version| {
-        unary::hello(&world.state, &connection, &HelloRequest { min_version, max_version, client: String::new() })
+        unary::hello(&world.state, &connection, &HelloRequest { min_version, max_version, ..HelloRequest::default() })
     };
     let reply = hello(0, 9).unwrap();
     assert_eq!((reply.version, reply.node.as_str(), reply.machine.len()), (1, "a", 16));

@@ -2,10 +2,11 @@
 //! path, or a stream of replies as the client reads them, cut anywhere.
 #![no_main]
 
-use mimo_cache::client::{Breach, Pieces, ReplyParser};
+use mimo_cache::rpc::check;
 use mimo_cache::rpc::frame::PieceHead;
 use mimo_cache::rpc::limits::MAX_OBJECTS;
-use mimo_cache::rpc::v1::{DeleteRequest, ExistsRequest, GetRequest, MissReason, PutRequest};
+use mimo_cache::rpc::pieces::{Pieces, PiecesReader};
+use mimo_cache::rpc::v1::{DeleteRequest, ExistsRequest, GetReply, GetRequest, MissReason, PutRequest};
 use mimo_cache::rpc::{fast, ids};
 use prost::Message;
 
@@ -43,12 +44,29 @@ libfuzzer_sys::fuzz_target!(|data: &[u8]| {
             }
         }
         _ => {
-            let whole = read(bytes, bytes.len().max(1));
-            let cut = read(bytes, usize::from(first / 8) + 1);
+            let stream = sealed(bytes);
+            let whole = read(&stream, stream.len().max(1));
+            let cut = read(&stream, usize::from(first / 8) + 1);
             assert_eq!(whole, cut, "a stream means the same however it is cut");
         }
     }
 });
+
+/// A stream of messages from lengths and bodies, each with the check that belongs to it: nobody finds one by chance.
+fn sealed(mut bytes: &[u8]) -> Vec<u8> {
+    let mut stream = Vec::new();
+    while let Some((&length, rest)) = bytes.split_first() {
+        let (body, rest) = rest.split_at(rest.len().min(length.into()));
+        let check = GetReply::decode(body).map_or(0, |reply| check::of(&reply, check::FIRST));
+        stream.push(0);
+        stream.extend_from_slice(&(body.len() as u32 + 5).to_be_bytes());
+        stream.push(0x0d);
+        stream.extend_from_slice(&check.to_le_bytes());
+        stream.extend_from_slice(body);
+        bytes = rest;
+    }
+    stream
+}
 
 fn objects(runs: &[mimo_cache::rpc::v1::ObjectRun]) {
     let found = ids::objects(runs, MAX_OBJECTS).unwrap_or_default();
@@ -63,14 +81,14 @@ fn same_when_encoded<M: Message + Default + PartialEq>(bytes: &[u8]) -> Option<M
 }
 
 /// What a stream said, with the data of a piece in one, and how it ended.
-fn read(bytes: &[u8], cut: usize) -> (Seen, Result<bool, Breach>) {
-    let (mut seen, mut parser) = (Seen::default(), ReplyParser::default());
+fn read(bytes: &[u8], cut: usize) -> (Seen, Result<bool, String>) {
+    let (mut seen, mut reader) = (Seen::default(), PiecesReader::of_answers(check::FIRST));
     for part in bytes.chunks(cut) {
-        if let Err(breach) = parser.feed(part, &mut seen) {
-            return (seen, Err(breach));
+        if let Err(error) = reader.feed(part, &mut seen) {
+            return (seen, Err(error));
         }
     }
-    (seen, Ok(parser.is_between_messages()))
+    (seen, Ok(reader.is_between_messages()))
 }
 
 #[derive(Debug, Default, PartialEq)]
@@ -80,7 +98,10 @@ struct Seen {
 }
 
 impl Pieces for Seen {
-    fn begin(&mut self, head: PieceHead, bytes: usize) -> Result<(), Breach> {
+    type Message = GetReply;
+    type Error = String;
+
+    fn begin(&mut self, head: PieceHead, bytes: usize) -> Result<(), String> {
         self.pieces.push((head, bytes, Vec::new(), false));
         Ok(())
     }
@@ -91,15 +112,15 @@ impl Pieces for Seen {
         assert!(piece.2.len() <= piece.1);
     }
 
-    fn end(&mut self) -> Result<(), Breach> {
+    fn end(&mut self) -> Result<(), String> {
         let piece = self.pieces.last_mut().expect("an end belongs to a piece");
         assert!(piece.2.len() == piece.1 && !piece.3);
         piece.3 = true;
         Ok(())
     }
 
-    fn miss(&mut self, index: u32, reason: MissReason) -> Result<(), Breach> {
-        self.misses.push((index, reason));
+    fn message(&mut self, message: GetReply, _: u32) -> Result<(), String> {
+        self.misses.extend(message.misses.iter().map(|miss| (miss.index, miss.reason())));
         Ok(())
     }
 }

@@ -4,13 +4,13 @@
 //! buffer into the caller's memory in one copy, and a deadline end without anything left behind.
 
 use super::call::{CallError, code};
-use super::reply::{PREFIX, message_length};
+use crate::rpc::check::{self, Checked};
 use crate::rpc::frame::put_message;
+use crate::rpc::pieces::{PREFIX, message_length};
 use bytes::{Bytes, BytesMut};
 use h2::client::{ResponseFuture, SendRequest};
 use h2::{RecvStream, SendStream};
 use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode, Version};
-use prost::Message;
 use std::future::{Future, poll_fn};
 use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
@@ -144,17 +144,16 @@ impl Connection {
     }
 
     /// One request and one answer.
-    pub async fn unary<Rep: Message + Default>(
+    pub async fn unary<Rep: Checked + Default>(
         self: &Arc<Self>,
         method: &'static str,
-        request: &impl Message,
+        request: &Sealed,
         deadline: Instant,
     ) -> Result<Rep, CallError> {
         let mut stream = self.begin(method, deadline).await?;
-        stream.send_now(framed(request), true);
+        stream.send_now(request.bytes.clone(), true);
         let message = stream.message().await?.ok_or_else(|| CallError::Breach("an answer without a message".into()))?;
-        let reply =
-            Rep::decode(message).map_err(|e| CallError::Breach(format!("an answer that cannot be read: {e}")))?;
+        let reply = opened(message, request.check)?;
         match stream.message().await? {
             None => Ok(reply),
             Some(_) => Err(CallError::Breach("a second answer".into())),
@@ -180,11 +179,32 @@ impl Drop for Connection {
     }
 }
 
-/// A message with its prefix.
-pub fn framed(message: &impl Message) -> Bytes {
-    let mut bytes = BytesMut::new();
-    put_message(&mut bytes, message);
-    bytes.freeze()
+/// The first request of a call, ready to be sent.
+pub struct Sealed {
+    /// With gRPC's prefix.
+    pub bytes: Bytes,
+    /// Its check, with which all other checks of the call begin.
+    pub check: u32,
+}
+
+impl Sealed {
+    /// Seals a request.
+    pub fn new(mut request: impl Checked) -> Sealed {
+        let check = check::seal(&mut request, check::FIRST);
+        let mut bytes = BytesMut::new();
+        put_message(&mut bytes, &request);
+        Sealed { bytes: bytes.freeze(), check }
+    }
+}
+
+/// An answer to the request with this check.
+///
+/// # Errors
+/// It cannot be read, or was altered on its way.
+pub fn opened<Rep: Checked + Default>(message: Bytes, check: u32) -> Result<Rep, CallError> {
+    let reply = Rep::decode(message).map_err(|e| CallError::Breach(format!("an answer that cannot be read: {e}")))?;
+    check::verify(&reply, check).map_err(|e| CallError::Breach(e.to_string()))?;
+    Ok(reply)
 }
 
 /// One call under way. Dropped, it is cancelled.
@@ -300,7 +320,7 @@ impl Stream {
         if self.held.len() < PREFIX {
             return Ok(None);
         }
-        let length = message_length(&self.held).map_err(CallError::Breach)?;
+        let length = message_length(&self.held).map_err(|e| CallError::Breach(e.to_string()))?;
         if self.held.len() < PREFIX + length {
             return Ok(None);
         }

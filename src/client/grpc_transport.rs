@@ -3,18 +3,18 @@
 use super::call::{Call, CallError};
 use super::chunks::Buffers;
 use super::connect::Connect;
-use super::grpc::{Connection, framed};
+use super::grpc::{Connection, Sealed};
 use super::metrics::Metrics;
 use super::pool::{Greeting, Pool, PoolConfig};
 use super::put_stream::PutStream;
 use super::receive::Receive;
-use super::reply::ReplyParser;
 use super::transport::{GetBatch, NodeInfo, Pending, PutBatch, Transport};
+use crate::rpc::check::Checked;
 use crate::rpc::ids::pack;
 use crate::rpc::limits::VERSIONS;
+use crate::rpc::pieces::PiecesReader;
 use crate::rpc::v1;
 use bytes::{BufMut, Bytes, BytesMut};
-use prost::Message;
 use std::sync::Arc;
 use tokio::time::Instant;
 
@@ -44,14 +44,14 @@ impl Grpc {
         self.pool.get().await.map(|_| ())
     }
 
-    async fn unary<Rep: Message + Default>(
+    async fn unary<Rep: Checked + Default>(
         &self,
         method: &'static str,
-        request: impl Message,
+        request: impl Checked,
         deadline: Instant,
         idempotent: bool,
     ) -> Result<Rep, CallError> {
-        let mut tries = TRIES;
+        let (mut tries, request) = (TRIES, Sealed::new(request));
         loop {
             let connection = self.pool.get().await?;
             match connection.unary(method, &request, deadline).await {
@@ -98,7 +98,8 @@ impl Transport for Grpc {
     }
 
     fn exists<'a>(&'a self, call: Call, lease_ms: u32, runs: Vec<v1::KeyRun>) -> Pending<'a, v1::ExistsReply> {
-        let request = v1::ExistsRequest { version: *VERSIONS.end(), tenant: call.tenant, lease_ms, runs };
+        let request =
+            v1::ExistsRequest { version: *VERSIONS.end(), tenant: call.tenant, lease_ms, runs, ..Default::default() };
         Box::pin(self.unary("Exists", request, call.deadline, true))
     }
 
@@ -134,23 +135,23 @@ impl Transport for Grpc {
     }
 
     fn touch<'a>(&'a self, call: Call, runs: Vec<v1::ObjectRun>) -> Pending<'a, v1::TouchReply> {
-        let request = v1::TouchRequest { version: *VERSIONS.end(), tenant: call.tenant, runs };
+        let request = v1::TouchRequest { version: *VERSIONS.end(), tenant: call.tenant, runs, ..Default::default() };
         Box::pin(self.unary("Touch", request, call.deadline, true))
     }
 
     fn delete<'a>(&'a self, call: Call, runs: Vec<v1::ObjectRun>) -> Pending<'a, v1::DeleteReply> {
-        let request = v1::DeleteRequest { version: *VERSIONS.end(), tenant: call.tenant, runs };
+        let request = v1::DeleteRequest { version: *VERSIONS.end(), tenant: call.tenant, runs, ..Default::default() };
         // A second delete could hit what another client has stored since.
         Box::pin(self.unary("Delete", request, call.deadline, false))
     }
 
     fn verify<'a>(&'a self, call: Call, runs: Vec<v1::ObjectRun>) -> Pending<'a, v1::VerifyReply> {
-        let request = v1::VerifyRequest { version: *VERSIONS.end(), tenant: call.tenant, runs };
+        let request = v1::VerifyRequest { version: *VERSIONS.end(), tenant: call.tenant, runs, ..Default::default() };
         Box::pin(self.unary("Verify", request, call.deadline, true))
     }
 
     fn stats(&self, call: Call) -> Pending<'_, v1::StatsReply> {
-        let request = v1::StatsRequest { version: *VERSIONS.end(), tenant: call.tenant };
+        let request = v1::StatsRequest { version: *VERSIONS.end(), tenant: call.tenant, ..Default::default() };
         Box::pin(self.unary("Stats", request, call.deadline, true))
     }
 
@@ -167,15 +168,16 @@ async fn get_once(
     asked: Vec<usize>,
 ) -> Result<(), CallError> {
     let runs = object_runs(asked.iter().map(|&i| (batch.buckets[i], batch.items[i].id.key, batch.items[i].id.part)));
-    let request = v1::GetRequest { version: *VERSIONS.end(), tenant: call.tenant, piece_bytes: 0, runs };
+    let request = v1::GetRequest { version: *VERSIONS.end(), tenant: call.tenant, runs, ..Default::default() };
+    let request = Sealed::new(request);
     let mut receive = Receive::new(batch, asked);
     let mut stream = connection.begin("Get", call.deadline).await?;
-    stream.send_now(framed(&request), true);
-    let mut parser = ReplyParser::default();
+    stream.send_now(request.bytes, true);
+    let mut reader = PiecesReader::of_answers(request.check);
     while let Some(bytes) = stream.data().await? {
-        parser.feed(&bytes, &mut receive).map_err(CallError::Breach)?;
+        reader.feed(&bytes, &mut receive).map_err(CallError::Breach)?;
     }
-    if parser.is_between_messages() && receive.is_complete() {
+    if reader.is_between_messages() && receive.is_complete() {
         Ok(())
     } else {
         Err(CallError::Breach("the answer ends before all objects have come".into()))

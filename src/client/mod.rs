@@ -30,7 +30,6 @@ mod queue;
 mod ramp;
 mod reads;
 mod receive;
-mod reply;
 #[cfg(test)]
 mod tests;
 mod transport;
@@ -50,6 +49,6 @@ pub use grpc::Io;
 pub use metrics::Metrics;
 pub use node::Node;
 pub use ramp::{Ramp, RampConfig};
-pub use reply::{Breach, Pieces, ReplyParser};
+pub use receive::Breach;
 pub use transport::{Bytes, GetBatch, NodeInfo, Outgoing, Pending, PutBatch, PutHead, Transport};
 pub use types::{Counted, Destination, GetItem, Got, KeyRun, Miss, ObjectId, Presence, PutItem, Refusal, Stored};

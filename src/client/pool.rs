@@ -2,7 +2,7 @@
 
 use super::call::{CallError, code};
 use super::connect::Connect;
-use super::grpc::Connection;
+use super::grpc::{Connection, Sealed};
 use super::metrics::Metrics;
 use super::transport::NodeInfo;
 use crate::member::{Address, Member};
@@ -165,8 +165,9 @@ impl Pool {
             min_version: *VERSIONS.start(),
             max_version: *VERSIONS.end(),
             client: self.config.client.clone(),
+            ..HelloRequest::default()
         };
-        let reply: HelloReply = connection.unary("Hello", &hello, deadline).await?;
+        let reply: HelloReply = connection.unary("Hello", &Sealed::new(hello), deadline).await?;
         let greeting = self.check(address, reply)?;
         Ok((connection, greeting))
     }

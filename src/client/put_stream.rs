@@ -2,7 +2,7 @@
 
 use super::call::{Call, CallError};
 use super::chunks::{Buffers, Chunk, Source};
-use super::grpc::{Connection, Event, Stream, framed};
+use super::grpc::{Connection, Event, Sealed, Stream, opened};
 use super::transport::{self, PutBatch};
 use super::types::Stored;
 use crate::rpc::frame::{Carrier, PieceHead, put_head};
@@ -10,7 +10,6 @@ use crate::rpc::ids::pack;
 use crate::rpc::limits::VERSIONS;
 use crate::rpc::v1::{self, PutOutcome};
 use bytes::{Bytes, BytesMut};
-use prost::Message;
 use std::collections::VecDeque;
 use std::sync::Arc;
 
@@ -29,6 +28,8 @@ pub struct PutStream<'p, 'b, 'a> {
     /// What remains of the message being sent.
     rest: VecDeque<Bytes>,
     buffers: &'p Buffers,
+    /// Check of the first request, with which all others of the call begin.
+    check: u32,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -63,9 +64,11 @@ impl<'p, 'b, 'a> PutStream<'p, 'b, 'a> {
         }
         let (unanswered, answers) = (offered.len(), vec![Answered::No; offered.len()]);
         let (wanted, rest) = (VecDeque::new(), VecDeque::new());
-        let mut put = PutStream { batch, offered, answers, unanswered, wanted, sending: None, rest, buffers };
+        let mut put = PutStream { batch, offered, answers, unanswered, wanted, sending: None, rest, buffers, check: 0 };
         let mut stream = connection.begin("Put", call.deadline).await?;
-        stream.send_now(framed(&put.offers(call.tenant)), false);
+        let first = Sealed::new(put.offers(call.tenant));
+        put.check = first.check;
+        stream.send_now(first.bytes, false);
         put.talk(&mut stream).await
     }
 
@@ -83,7 +86,7 @@ impl<'p, 'b, 'a> PutStream<'p, 'b, 'a> {
             }
         };
         let offers = self.offered.iter().map(offer).collect();
-        v1::PutRequest { version: *VERSIONS.end(), tenant, offers, piece: None }
+        v1::PutRequest { version: *VERSIONS.end(), tenant, offers, ..Default::default() }
     }
 
     async fn talk(&mut self, stream: &mut Stream) -> Result<(), CallError> {
@@ -99,8 +102,7 @@ impl<'p, 'b, 'a> PutStream<'p, 'b, 'a> {
             }
             match stream.message_or_room(sends.then(|| self.rest[0].len())).await? {
                 Event::Message(Some(message)) => {
-                    let reply = v1::PutReply::decode(message)
-                        .map_err(|e| CallError::Breach(format!("an answer that cannot be read: {e}")))?;
+                    let reply: v1::PutReply = opened(message, self.check)?;
                     for answer in reply.answers {
                         self.answer(answer)?;
                     }
@@ -146,7 +148,7 @@ impl<'p, 'b, 'a> PutStream<'p, 'b, 'a> {
                     let (index, offset) = (sending.index as u32, sending.offset);
                     let mut message = BytesMut::new();
                     let head = PieceHead { index, offset, crc32c: Some(crc), ..PieceHead::default() };
-                    put_head(&mut message, Carrier::PutRequest, &head, data.len());
+                    put_head(&mut message, Carrier::PutRequest, &head, data.len(), self.check);
                     self.rest.push_back(message.freeze());
                     sending.offset += data.len() as u64;
                     self.rest.push_back(data);

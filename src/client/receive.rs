@@ -1,11 +1,14 @@
 //! Puts the pieces of one `Get` into the destinations of its objects, and checks what the protocol promises of them.
 
-use super::reply::{Breach, Pieces};
 use super::transport::GetBatch;
 use super::types::{Destination, Fill, GetItem, Got, Miss};
 use crate::rpc::frame::PieceHead;
 use crate::rpc::limits::{CHUNK_BYTES, MAX_PIECE_BYTES, MAX_VALUE_BYTES};
-use crate::rpc::v1::MissReason;
+use crate::rpc::pieces::Pieces;
+use crate::rpc::v1::{GetReply, MissReason};
+
+/// What a node did that the protocol does not allow.
+pub type Breach = String;
 
 /// The objects of one request, and the value that is arriving.
 pub struct Receive<'r, 'b, 'a> {
@@ -57,6 +60,17 @@ impl<'r, 'b, 'a> Receive<'r, 'b, 'a> {
         self.current = None;
     }
 
+    fn miss(&mut self, index: u32, reason: MissReason) -> Result<(), Breach> {
+        let position = self.position(index)?;
+        // What has come of the value before is void.
+        let miss = match reason {
+            MissReason::Damaged => Miss::Damaged,
+            MissReason::Absent | MissReason::Unspecified => Miss::Absent,
+        };
+        self.settle(position, Got::Miss(miss));
+        Ok(())
+    }
+
     fn start(&mut self, head: &PieceHead) -> Result<Current, Breach> {
         let position = self.position(head.index)?;
         if !(1..=MAX_VALUE_BYTES).contains(&head.length) {
@@ -73,6 +87,9 @@ impl<'r, 'b, 'a> Receive<'r, 'b, 'a> {
 }
 
 impl Pieces for Receive<'_, '_, '_> {
+    type Message = GetReply;
+    type Error = Breach;
+
     fn begin(&mut self, head: PieceHead, bytes: usize) -> Result<(), Breach> {
         if self.current.is_none() {
             self.current = Some(self.start(&head)?);
@@ -125,14 +142,7 @@ impl Pieces for Receive<'_, '_, '_> {
         Ok(())
     }
 
-    fn miss(&mut self, index: u32, reason: MissReason) -> Result<(), Breach> {
-        let position = self.position(index)?;
-        // What has come of the value before is void.
-        let miss = match reason {
-            MissReason::Damaged => Miss::Damaged,
-            MissReason::Absent | MissReason::Unspecified => Miss::Absent,
-        };
-        self.settle(position, Got::Miss(miss));
-        Ok(())
+    fn message(&mut self, message: GetReply, _: u32) -> Result<(), Breach> {
+        message.misses.iter().try_for_each(|miss| self.miss(miss.index, miss.reason()))
     }
 }

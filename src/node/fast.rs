@@ -61,7 +61,18 @@ impl FastPath {
             epoll.add(stopped.as_raw_fd(), STOP)?;
             let file_bytes = file.metadata()?.len();
             let (peers, piece) = (HashMap::new(), vec![0; MAX_REQUEST_BYTES]);
-            let server = Server { state, epoll, listener, _stopped: stopped, file, file_bytes, peers, piece, next: 0 };
+            let server = Server {
+                state,
+                epoll,
+                listener,
+                _stopped: stopped,
+                file,
+                file_bytes,
+                peers,
+                piece,
+                next: 0,
+                deaf: false,
+            };
             Ok((server, stop))
         };
         let (mut server, stop) = made().map_err(|e| failed(&e))?;
@@ -99,6 +110,8 @@ struct Server {
     /// What is read goes through here.
     piece: Vec<u8>,
     next: u64,
+    /// The listener is not looked at until the next tick.
+    deaf: bool,
 }
 
 /// Values pinned by one `Get`.
@@ -118,6 +131,7 @@ enum Turn {
 
 struct Peer {
     stream: UnixStream,
+    since: u64,
     greeted: bool,
     input: Vec<u8>,
     output: Vec<u8>,
@@ -169,12 +183,27 @@ impl Server {
             if now.saturating_sub(looked) >= TICK_MS as u64 {
                 looked = now;
                 self.unpin(now);
+                self.drop_silent(now);
+                if std::mem::take(&mut self.deaf) {
+                    let _ = self.epoll.set(self.listener.as_raw_fd(), LISTENER, false);
+                }
             }
         }
     }
 
     fn accept(&mut self) {
-        while let Ok((stream, _)) = self.listener.accept() {
+        loop {
+            let stream = match self.listener.accept() {
+                Ok((stream, _)) => stream,
+                Err(e) if e.kind() == std::io::ErrorKind::WouldBlock => return,
+                Err(e) if e.kind() == std::io::ErrorKind::Interrupted => continue,
+                // Out of descriptors, say: the connection stays in the queue, and would wake this thread again at once.
+                Err(error) => {
+                    tracing::warn!(%error, "no same-host connection is accepted for a moment");
+                    self.deaf = self.epoll.set(self.listener.as_raw_fd(), LISTENER, true).is_ok();
+                    return;
+                }
+            };
             let users = &self.state.config.fast_path_users;
             let allowed = sys::peer_user(&stream).is_ok_and(|user| user == sys::own_user() || users.contains(&user));
             if !allowed || self.peers.len() >= MAX_CONNECTIONS || stream.set_nonblocking(true).is_err() {
@@ -186,7 +215,7 @@ impl Server {
             self.next += 1;
             if self.epoll.add(stream.as_raw_fd(), token).is_ok() {
                 Metrics::add(&self.state.metrics.fast_connections, 1);
-                self.peers.insert(token, Peer::new(stream));
+                self.peers.insert(token, Peer::new(stream, self.state.clock.now()));
             }
         }
     }
@@ -216,6 +245,13 @@ impl Server {
             });
         }
     }
+
+    /// Ends connections that did not greet within the stall limit.
+    fn drop_silent(&mut self, now: u64) {
+        let (most, before) = (self.state.config.limits.stall.0.as_millis() as u64, self.peers.len());
+        self.peers.retain(|_, peer| peer.greeted || now.saturating_sub(peer.since) <= most);
+        Metrics::sub(&self.state.metrics.fast_connections, (before - self.peers.len()) as u64);
+    }
 }
 
 impl Drop for Server {
@@ -225,9 +261,10 @@ impl Drop for Server {
 }
 
 impl Peer {
-    fn new(stream: UnixStream) -> Peer {
+    fn new(stream: UnixStream, since: u64) -> Peer {
         Peer {
             stream,
+            since,
             greeted: false,
             input: Vec::new(),
             output: Vec::new(),
@@ -334,6 +371,7 @@ impl Peer {
                     pin_bytes: state.config.limits.fast_path_pins.0,
                     version: VERSION,
                     pin_ms: state.config.limits.stall.millis(),
+                    start_id: state.start_id,
                 };
                 let body_bytes = crate::rpc::fast::HELLO_BYTES as u32;
                 Reply { kind: Kind::Hello, count: 0, sequence: request.sequence, body_bytes }.put(&mut self.output);

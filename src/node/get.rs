@@ -6,9 +6,10 @@
 //!   follow their head as they are.
 //! - Bytes are not compared with their CRC here: the reader does that, and reports (`Verify`).
 
+use super::deadline::Deadline;
 use super::metrics::Metrics;
 use super::state::{Progress, State};
-use crate::rpc::frame::{Carrier, PieceHead, put_head, put_message};
+use crate::rpc::frame::{Carrier, PieceHead, put_head, put_sealed};
 use crate::rpc::limits::CHUNK_BYTES;
 use crate::rpc::v1::{GetReply, Miss, MissReason};
 use crate::shm::{ObjectId, Pinned};
@@ -20,6 +21,7 @@ use std::convert::Infallible;
 use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll};
+use tonic::{Code, Status};
 
 /// Pieces up to this are copied behind their head: below it a copy costs less than a frame.
 const COPIED_BYTES: usize = 16 << 10;
@@ -43,11 +45,22 @@ struct Current {
     at: usize,
 }
 
+/// Who asked, and how.
+pub struct Caller {
+    /// Of the stream.
+    pub progress: Arc<Progress>,
+    /// Whose objects.
+    pub tenant: u64,
+    /// Check of the request, with which the checks of the answers begin.
+    pub check: u32,
+    /// When the stream ends, whatever is left.
+    pub deadline: Deadline,
+}
+
 /// See the file.
 pub struct GetBody {
     state: Arc<State>,
-    progress: Arc<Progress>,
-    tenant: u64,
+    caller: Caller,
     ids: Vec<ObjectId>,
     next: usize,
     current: Option<Current>,
@@ -59,18 +72,11 @@ pub struct GetBody {
 
 impl GetBody {
     /// The values of `ids` in pieces of at most `piece_bytes`, a divisor of a chunk.
-    pub fn new(
-        state: Arc<State>,
-        progress: Arc<Progress>,
-        tenant: u64,
-        ids: Vec<ObjectId>,
-        piece_bytes: usize,
-    ) -> GetBody {
+    pub fn new(state: Arc<State>, caller: Caller, ids: Vec<ObjectId>, piece_bytes: usize) -> GetBody {
         debug_assert!(CHUNK_BYTES.is_multiple_of(piece_bytes));
         GetBody {
             state,
-            progress,
-            tenant,
+            caller,
             ids,
             next: 0,
             current: None,
@@ -98,7 +104,7 @@ impl GetBody {
     fn object(&mut self) {
         let index = self.next as u32;
         self.next += 1;
-        match self.state.store.get(self.tenant, &self.ids[index as usize]) {
+        match self.state.store.get(self.caller.tenant, &self.ids[index as usize]) {
             Some(pinned) => {
                 let (crcs, layout) = (pinned.crcs().into(), pinned.meta().put.layout);
                 let bytes = Bytes::from_owner(Value(pinned));
@@ -107,7 +113,8 @@ impl GetBody {
             }
             None => {
                 let miss = Miss { index, reason: MissReason::Absent as i32 };
-                put_message(&mut self.gathered, &GetReply { piece: None, misses: vec![miss] });
+                let reply = GetReply { misses: vec![miss], ..GetReply::default() };
+                put_sealed(&mut self.gathered, reply, self.caller.check);
             }
         }
     }
@@ -127,7 +134,7 @@ impl GetBody {
             offset: start as u64,
             crc32c: ends_chunk.then(|| current.crcs.get(start / CHUNK_BYTES).copied().unwrap_or_default()),
         };
-        put_head(&mut self.gathered, Carrier::GetReply, &head, data.len());
+        put_head(&mut self.gathered, Carrier::GetReply, &head, data.len(), self.caller.check);
         if data.len() <= COPIED_BYTES {
             self.gathered.extend_from_slice(&data);
         } else {
@@ -146,16 +153,29 @@ impl http_body::Body for GetBody {
     type Error = Infallible;
 
     fn poll_frame(mut self: Pin<&mut Self>, _: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Infallible>>> {
-        self.progress.moved(self.state.clock.now());
+        self.caller.progress.moved(self.state.clock.now());
         if self.ended {
             return Poll::Ready(None);
         }
-        if let Some(bytes) = self.next_frame() {
+        let late = self.caller.deadline.check().err();
+        if late.is_none()
+            && let Some(bytes) = self.next_frame()
+        {
             return Poll::Ready(Some(Ok(Frame::data(bytes))));
         }
         self.ended = true;
-        let mut trailers = HeaderMap::new();
-        trailers.insert("grpc-status", HeaderValue::from_static("0"));
+        self.current = None;
+        let trailers = trailers(late.as_ref());
         Poll::Ready(Some(Ok(Frame::trailers(trailers))))
     }
+}
+
+/// The end of an answer.
+pub(super) fn trailers(status: Option<&Status>) -> HeaderMap {
+    let mut map = HeaderMap::new();
+    let ok = Status::new(Code::Ok, "");
+    if status.unwrap_or(&ok).add_header(&mut map).is_err() {
+        map.insert("grpc-status", HeaderValue::from_static("13"));
+    }
+    map
 }

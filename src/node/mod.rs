@@ -12,12 +12,14 @@
 pub mod auth;
 pub mod config;
 pub mod ctl;
+pub mod deadline;
 pub mod fast;
 pub mod get;
 pub mod http;
 pub mod listen;
 pub mod metrics;
 pub mod put;
+pub mod put_stream;
 pub mod server;
 pub mod service;
 pub mod state;

@@ -2,14 +2,15 @@
 //!
 //! - Offers wait in order until the stream owes few enough bytes; only then a slot is taken. So no number of offers can
 //!   take the memory from what is cached.
-//! - Pieces are copied into the slot and added to the chunk's CRC in one visit while they are in the processor's cache.
+//! - Pieces are copied into the slot and added to the chunk's CRC in one pass, as their bytes come.
 //! - Dropped in any state, it gives back every slot that was not committed.
 
 use super::state::State;
+use crate::rpc::frame::PieceHead;
 use crate::rpc::ids;
 use crate::rpc::limits::{CHUNK_BYTES, MAX_OBJECTS, MAX_PIECE_BYTES, VERSIONS};
-use crate::rpc::v1::{Answer, Offer, Piece, PutOutcome, PutRequest};
-use crate::shm::{Begin, ChainKey, ObjectId, PutMeta, ShmError, Writer, chunks_of, copy_crc32c, crc32c_append};
+use crate::rpc::v1::{Answer, Offer, PutOutcome, PutRequest};
+use crate::shm::{Begin, ChainKey, ObjectId, PutMeta, ShmError, Writer, chunks_of, copy_crc32c_append};
 use std::collections::VecDeque;
 use std::sync::Arc;
 use tonic::Status;
@@ -21,6 +22,8 @@ struct Owed {
     at: usize,
     crc: u32,
     crcs: Vec<u32>,
+    /// CRC of the chunk, as the piece that is coming says.
+    said: Option<u32>,
     /// None once a chunk was bad: the rest is thrown away.
     writer: Option<Writer>,
 }
@@ -46,11 +49,11 @@ impl PutSession {
         self.waiting.is_empty() && self.owed.is_empty()
     }
 
-    /// Takes a request; adds the answers that it causes.
+    /// Takes the offers of a request; adds the answers that they cause. Its piece is for [`PutSession::begin`].
     ///
     /// # Errors
     /// `INVALID_ARGUMENT` and the like with a sentence; the stream is over. What was stored stays.
-    pub fn request(&mut self, request: PutRequest, now: u64, answers: &mut Vec<Answer>) -> Result<(), Status> {
+    pub fn offers(&mut self, request: &PutRequest, now: u64, answers: &mut Vec<Answer>) -> Result<(), Status> {
         if request.version != 0 && !VERSIONS.contains(&request.version)
             || !matches!(request.tenant, 0) && request.tenant != self.tenant
         {
@@ -70,9 +73,6 @@ impl PutSession {
                 self.meta(offer).map_err(|e| Status::invalid_argument(format!("offer {}: {e}", self.offered)))?;
             self.waiting.push_back((self.offered, meta));
             self.offered = self.offered.checked_add(1).ok_or_else(|| Status::invalid_argument("too many offers"))?;
-        }
-        if let Some(piece) = request.piece {
-            self.piece(piece, answers)?;
         }
         self.admit(now, answers)
     }
@@ -101,7 +101,7 @@ impl PutSession {
             if !self.owed.is_empty() && self.owed_bytes + meta.len > self.state.config.limits.put.0 {
                 break;
             }
-            let outcome = self.begin(index, &meta, now)?;
+            let outcome = self.slot(index, &meta, now)?;
             // What this stream is writing itself may be all that is in the way.
             if outcome == PutOutcome::NoRoom && !self.owed.is_empty() {
                 break;
@@ -112,7 +112,7 @@ impl PutSession {
         Ok(())
     }
 
-    fn begin(&mut self, index: u32, meta: &PutMeta, now: u64) -> Result<PutOutcome, Status> {
+    fn slot(&mut self, index: u32, meta: &PutMeta, now: u64) -> Result<PutOutcome, Status> {
         if !self.state.owe(meta.len) {
             return Ok(PutOutcome::NoRoom);
         }
@@ -131,55 +131,61 @@ impl PutSession {
         let len = meta.len as usize;
         self.owed_bytes += meta.len;
         let crcs = Vec::with_capacity(chunks_of(len));
-        self.owed.push_back(Owed { index, len, at: 0, crc: 0, crcs, writer: Some(writer) });
+        self.owed.push_back(Owed { index, len, at: 0, crc: 0, crcs, said: None, writer: Some(writer) });
         Ok(PutOutcome::Wanted)
     }
 
-    /// Bytes of the object that was wanted first.
-    fn piece(&mut self, piece: Piece, answers: &mut Vec<Answer>) -> Result<(), Status> {
+    /// So many bytes of the object that was wanted first begin.
+    ///
+    /// # Errors
+    /// As for offers.
+    pub fn begin(&mut self, head: &PieceHead, bytes: usize) -> Result<(), Status> {
         let Some(owed) = self.owed.front_mut() else {
-            return Err(Status::invalid_argument(format!(
-                "a piece of object {}, and no object is wanted",
-                piece.index
-            )));
+            return Err(Status::invalid_argument(format!("a piece of object {}, and no object is wanted", head.index)));
         };
-        let (start, end) = (owed.at, owed.at + piece.data.len());
-        let fits =
-            !piece.data.is_empty() && end <= owed.len && start % CHUNK_BYTES + piece.data.len() <= MAX_PIECE_BYTES;
-        if piece.index != owed.index || piece.offset != start as u64 || !fits {
+        let (start, end) = (owed.at, owed.at + bytes);
+        let fits = bytes > 0 && end <= owed.len && start % CHUNK_BYTES + bytes <= MAX_PIECE_BYTES;
+        if head.index != owed.index || head.offset != start as u64 || !fits {
             return Err(Status::invalid_argument(format!(
-                "a piece of object {} at {} with {} bytes, allowed is the next one of object {} at {start} of {}, within a \
-                 chunk",
-                piece.index,
-                piece.offset,
-                piece.data.len(),
-                owed.index,
-                owed.len
+                "a piece of object {} at {} with {bytes} bytes, allowed is the next one of object {} at {start} of {}, \
+                 within a chunk",
+                head.index, head.offset, owed.index, owed.len
             )));
         }
+        owed.said = head.crc32c;
+        Ok(())
+    }
+
+    /// Some of them.
+    pub fn data(&mut self, bytes: &[u8]) {
+        let Some(owed) = self.owed.front_mut() else { return };
+        let (start, end) = (owed.at, owed.at + bytes.len());
         owed.at = end;
         if let Some(writer) = &mut owed.writer {
-            let target = &mut writer.bytes()[start..end];
-            let ends_chunk = end == owed.len || end % CHUNK_BYTES == 0;
-            if start % CHUNK_BYTES == 0 {
-                owed.crc = copy_crc32c(target, &piece.data);
-            } else {
-                target.copy_from_slice(&piece.data);
-                owed.crc = crc32c_append(owed.crc, &piece.data);
-            }
-            if ends_chunk {
-                if piece.crc32c == Some(owed.crc) {
-                    owed.crcs.push(owed.crc);
-                    owed.crc = 0;
-                } else {
-                    owed.writer = None;
-                    answers.push(Answer { index: owed.index, outcome: PutOutcome::Corrupt as i32 });
-                    self.state.metrics.corrupt();
-                }
-            }
+            owed.crc = copy_crc32c_append(owed.crc, &mut writer.bytes()[start..end], bytes);
         }
-        if end == owed.len {
+    }
+
+    /// All of them have come.
+    ///
+    /// # Errors
+    /// As for offers.
+    pub fn end(&mut self, now: u64, answers: &mut Vec<Answer>) -> Result<(), Status> {
+        let Some(owed) = self.owed.front_mut() else { return Ok(()) };
+        let whole = owed.at == owed.len;
+        if (whole || owed.at.is_multiple_of(CHUNK_BYTES)) && owed.writer.is_some() {
+            if owed.said == Some(owed.crc) {
+                owed.crcs.push(owed.crc);
+            } else {
+                owed.writer = None;
+                answers.push(Answer { index: owed.index, outcome: PutOutcome::Corrupt as i32 });
+                self.state.metrics.corrupt();
+            }
+            owed.crc = 0;
+        }
+        if whole {
             self.whole(answers)?;
+            self.admit(now, answers)?;
         }
         Ok(())
     }

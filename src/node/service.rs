@@ -1,22 +1,25 @@
 //! Requests of the contract as HTTP/2 brings them: finds the call, checks version, token and tenant, answers.
 //!
+//! A message whose check does not match is refused before anything is done for it.
+//!
 //! Written on the HTTP layer and not on generated service code, because that would copy every value once more on its way
 //! out. Each call holds one of `limits.calls` permits from before its first byte is read until its last is sent.
 
 use super::auth::Grant;
-use super::get::GetBody;
+use super::deadline::Deadline;
+use super::get::{Caller, GetBody, trailers};
 use super::metrics::{CALLS, Metrics};
-use super::put::PutSession;
-use super::state::{Connection, Progress, State};
+use super::put_stream::{self, PutStream};
+use super::state::{Connection, State};
 use super::unary;
-use crate::rpc::frame::put_message;
+use crate::rpc::check::{self, Checked};
+use crate::rpc::frame::put_sealed;
 use crate::rpc::limits::{MAX_MESSAGE_BYTES, MAX_PIECE_BYTES, PIECE_BYTES};
 use crate::rpc::v1::{
-    DeleteRequest, ExistsRequest, GetRequest, HelloRequest, PutReply, PutRequest, StatsRequest, TouchRequest,
-    VerifyRequest,
+    DeleteRequest, ExistsRequest, GetRequest, HelloRequest, StatsRequest, TouchRequest, VerifyRequest,
 };
 use bytes::{Bytes, BytesMut};
-use http::{HeaderMap, HeaderValue, Request, Response};
+use http::{HeaderValue, Request, Response};
 use http_body::Frame;
 use http_body_util::StreamBody;
 use std::convert::Infallible;
@@ -26,17 +29,17 @@ use std::sync::atomic::Ordering;
 use std::task::{Context, Poll};
 use std::time::Instant;
 use tokio::sync::{OwnedSemaphorePermit, mpsc};
-use tokio_stream::StreamExt;
 use tokio_stream::wrappers::ReceiverStream;
+use tonic::Status;
 use tonic::body::Body;
 use tonic::codec::Streaming;
-use tonic::{Code, Status};
 use tonic_prost::ProstDecoder;
 
 /// Path of the service.
 pub const PREFIX: &str = "/gcache.v1.GCache/";
 
-type Frames = Result<Frame<Bytes>, Infallible>;
+/// What an answer is made of.
+pub(super) type Frames = Result<Frame<Bytes>, Infallible>;
 
 /// Answers of a `Put` that may wait for the network before the stream is read no further.
 const ANSWERS_WAITING: usize = 8;
@@ -75,7 +78,7 @@ impl<B: http_body::Body<Data = Bytes, Error = Infallible> + Unpin> http_body::Bo
 /// Answers one request.
 pub async fn answer<B>(state: Arc<State>, connection: Arc<Connection>, request: Request<B>) -> Response<Body>
 where
-    B: http_body::Body + Send + 'static,
+    B: http_body::Body<Data = Bytes> + Send + 'static,
     B::Error: Into<tonic::codegen::StdError>,
 {
     let name = request.uri().path().strip_prefix(PREFIX).unwrap_or_default();
@@ -83,6 +86,7 @@ where
         return Status::unimplemented(format!("this node has no call {:?}", request.uri().path())).into_http();
     };
     connection.used.store(true, Ordering::Relaxed);
+    let deadline = Deadline::of(request.headers(), tokio::time::Instant::now());
     let Ok(Ok(permit)) = tokio::time::timeout(state.config.limits.stall.0, state.calls.clone().acquire_owned()).await
     else {
         let most = state.config.limits.calls;
@@ -94,19 +98,19 @@ where
     let answered = match state.tokens.grant(request.headers()) {
         Err(status) => Err(status),
         Ok(grant) => match CALLS[call] {
-            "Get" => match get(&state, &connection, &grant, request).await {
+            "Get" => match deadline.bound(get(&state, &connection, &grant, deadline, request)).await {
                 Ok(body) => return ok(Body::new(Held { body, _running: running })),
                 Err(status) => Err(status),
             },
-            "Put" => match put(&state, &connection, &grant, request).await {
-                Ok((stream, session, first)) => {
+            "Put" => match deadline.bound(PutStream::begin(&state, &connection, grant, request.into_body())).await {
+                Ok(stream) => {
                     let (send, receive) = mpsc::channel(ANSWERS_WAITING);
-                    tokio::spawn(put_stream(running, session, first, stream, send));
+                    tokio::spawn(put(running, stream, deadline, send));
                     return ok(Body::new(StreamBody::new(ReceiverStream::new(receive))));
                 }
                 Err(status) => Err(status),
             },
-            _ => one(&state, &connection, &grant, CALLS[call], request).await,
+            _ => deadline.bound(one(&state, &connection, &grant, CALLS[call], request)).await,
         },
     };
     running.refused = answered.is_err();
@@ -128,43 +132,43 @@ async fn one<B>(
     request: Request<B>,
 ) -> Result<Bytes, Status>
 where
-    B: http_body::Body + Send + 'static,
+    B: http_body::Body<Data = Bytes> + Send + 'static,
     B::Error: Into<tonic::codegen::StdError>,
 {
     /// Reads the one message and checks what all of them have.
     macro_rules! checked {
         ($kind:ty) => {{
-            let (message, _) = first::<$kind, B>(state, request).await?;
+            let First { message, check } = first::<$kind, B>(state, request).await?;
             unary::check_version(message.version)?;
             grant.check(message.tenant)?;
-            message
+            (message, check)
         }};
     }
     let mut out = BytesMut::new();
     match call {
         "Hello" => {
-            let (message, _) = first::<HelloRequest, B>(state, request).await?;
-            put_message(&mut out, &unary::hello(state, connection, &message)?);
+            let First { message, check } = first::<HelloRequest, B>(state, request).await?;
+            put_sealed(&mut out, unary::hello(state, connection, &message)?, check);
         }
         "Exists" => {
-            let message = checked!(ExistsRequest);
-            put_message(&mut out, &unary::exists(state, connection, &message)?);
+            let (message, check) = checked!(ExistsRequest);
+            put_sealed(&mut out, unary::exists(state, connection, &message)?, check);
         }
         "Touch" => {
-            let message = checked!(TouchRequest);
-            put_message(&mut out, &unary::touch(state, &message)?);
+            let (message, check) = checked!(TouchRequest);
+            put_sealed(&mut out, unary::touch(state, &message)?, check);
         }
         "Delete" => {
-            let message = checked!(DeleteRequest);
-            put_message(&mut out, &unary::delete(state, &message)?);
+            let (message, check) = checked!(DeleteRequest);
+            put_sealed(&mut out, unary::delete(state, &message)?, check);
         }
         "Verify" => {
-            let message = checked!(VerifyRequest);
-            put_message(&mut out, &unary::verify(state.clone(), message).await?);
+            let (message, check) = checked!(VerifyRequest);
+            put_sealed(&mut out, unary::verify(state.clone(), message).await?, check);
         }
         _ => {
-            let message = checked!(StatsRequest);
-            put_message(&mut out, &unary::stats(state, &message));
+            let (message, check) = checked!(StatsRequest);
+            put_sealed(&mut out, unary::stats(state, &message), check);
         }
     }
     Ok(out.freeze())
@@ -174,13 +178,14 @@ async fn get<B>(
     state: &Arc<State>,
     connection: &Arc<Connection>,
     grant: &Grant,
+    deadline: Deadline,
     request: Request<B>,
 ) -> Result<GetBody, Status>
 where
-    B: http_body::Body + Send + 'static,
+    B: http_body::Body<Data = Bytes> + Send + 'static,
     B::Error: Into<tonic::codegen::StdError>,
 {
-    let (message, _) = first::<GetRequest, B>(state, request).await?;
+    let First { message, check } = first::<GetRequest, B>(state, request).await?;
     unary::check_version(message.version)?;
     grant.check(message.tenant)?;
     let piece_bytes = match message.piece_bytes {
@@ -193,100 +198,40 @@ where
         }
     };
     let ids = unary::objects(&message.runs)?;
-    let progress = state.watch(connection);
-    Ok(GetBody::new(state.clone(), progress, message.tenant, ids, piece_bytes))
+    let caller = Caller { progress: state.watch(connection), tenant: message.tenant, check, deadline };
+    Ok(GetBody::new(state.clone(), caller, ids, piece_bytes))
 }
 
-type PutStream = Streaming<PutRequest>;
-
-async fn put<B>(
-    state: &Arc<State>,
-    connection: &Arc<Connection>,
-    grant: &Grant,
-    request: Request<B>,
-) -> Result<(PutStream, (PutSession, Arc<Progress>), PutRequest), Status>
+/// Runs a `Put` to its end.
+async fn put<B>(mut running: Running, stream: PutStream<B>, deadline: Deadline, send: mpsc::Sender<Frames>)
 where
-    B: http_body::Body + Send + 'static,
+    B: http_body::Body<Data = Bytes> + Send + 'static,
     B::Error: Into<tonic::codegen::StdError>,
 {
-    let (message, stream) = first::<PutRequest, B>(state, request).await?;
-    unary::check_version(message.version)?;
-    grant.check(message.tenant)?;
-    if state.draining.load(Ordering::Relaxed) {
-        return Err(Status::unavailable("this node is about to stop and takes no new values"));
-    }
-    let session = PutSession::new(state.clone(), message.tenant);
-    Ok((stream, (session, state.watch(connection)), message))
-}
-
-/// Runs a `Put` to its end, which the trailers tell.
-async fn put_stream(
-    mut running: Running,
-    (session, progress): (PutSession, Arc<Progress>),
-    first: PutRequest,
-    stream: PutStream,
-    send: mpsc::Sender<Frames>,
-) {
-    let state = running.state.clone();
-    let outcome = put_loop(&state, session, &progress, first, stream, &send).await;
+    let outcome = deadline.bound(stream.run(&send)).await;
     running.refused = outcome.is_err();
-    let _ = send.send(Ok(Frame::trailers(trailers(outcome.err().as_ref())))).await;
+    let _ = send.send(Ok(put_stream::end(&outcome))).await;
 }
 
-async fn put_loop(
-    state: &Arc<State>,
-    mut session: PutSession,
-    progress: &Progress,
-    first: PutRequest,
-    mut stream: PutStream,
-    send: &mpsc::Sender<Frames>,
-) -> Result<(), Status> {
-    let stall = state.config.limits.stall.0;
-    let mut next = Some(first);
-    let mut answers = Vec::new();
-    while let Some(request) = next {
-        progress.moved(state.clock.now());
-        session.request(request, state.clock.now(), &mut answers)?;
-        // What has come already is read before answers are sent: many small values, one message of answers.
-        let ready = tokio::select! {
-            biased;
-            message = stream.next() => Some(message),
-            () = std::future::ready(()) => None,
-        };
-        if (ready.is_none() || answers.len() >= 256) && !answers.is_empty() {
-            let mut message = BytesMut::new();
-            put_message(&mut message, &PutReply { answers: std::mem::take(&mut answers) });
-            let sent = tokio::time::timeout(stall, send.send(Ok(Frame::data(message.freeze())))).await;
-            if !matches!(sent, Ok(Ok(()))) {
-                return Err(Status::cancelled("the client reads no answers"));
-            }
-        }
-        let message = match ready {
-            Some(message) => message,
-            None => tokio::time::timeout(stall, stream.next()).await.map_err(|_| stalled(stall))?,
-        };
-        next = message.transpose()?;
-    }
-    if !answers.is_empty() {
-        let mut message = BytesMut::new();
-        put_message(&mut message, &PutReply { answers });
-        let _ = send.send(Ok(Frame::data(message.freeze()))).await;
-    }
-    if session.settled() {
-        return Ok(());
-    }
-    Err(Status::invalid_argument("the stream ended before all wanted objects were whole; those that were are stored"))
-}
-
-fn stalled(stall: std::time::Duration) -> Status {
+/// The refusal of a stream without progress.
+pub(super) fn stalled(stall: std::time::Duration) -> Status {
     Status::deadline_exceeded(format!("the stream made no progress for {} ms", stall.as_millis()))
 }
 
-/// The first message of a call, and what follows it.
-async fn first<M, B>(state: &State, request: Request<B>) -> Result<(M, Streaming<M>), Status>
+fn altered(error: check::Altered) -> Status {
+    Status::data_loss(error.to_string())
+}
+
+/// The first message of a call, with its check.
+struct First<M> {
+    message: M,
+    check: u32,
+}
+
+async fn first<M, B>(state: &State, request: Request<B>) -> Result<First<M>, Status>
 where
-    M: prost::Message + Default + 'static,
-    B: http_body::Body + Send + 'static,
+    M: Checked + Default + 'static,
+    B: http_body::Body<Data = Bytes> + Send + 'static,
     B::Error: Into<tonic::codegen::StdError>,
 {
     let decoder = ProstDecoder::<M>::new(Default::default());
@@ -294,20 +239,12 @@ where
     let stall = state.config.limits.stall.0;
     let message = tokio::time::timeout(stall, stream.message()).await.map_err(|_| stalled(stall))??;
     let message = message.ok_or_else(|| Status::invalid_argument("the request has no message"))?;
-    Ok((message, stream))
+    let check = check::verify(&message, check::FIRST).map_err(altered)?;
+    Ok(First { message, check })
 }
 
 fn ok(body: Body) -> Response<Body> {
     let mut response = Response::new(body);
     response.headers_mut().insert(http::header::CONTENT_TYPE, HeaderValue::from_static("application/grpc"));
     response
-}
-
-fn trailers(status: Option<&Status>) -> HeaderMap {
-    let mut map = HeaderMap::new();
-    let ok = Status::new(Code::Ok, "");
-    if status.unwrap_or(&ok).add_header(&mut map).is_err() {
-        map.insert("grpc-status", HeaderValue::from_static("13"));
-    }
-    map
 }

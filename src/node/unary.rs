@@ -61,6 +61,7 @@ pub fn hello(state: &State, connection: &Connection, request: &HelloRequest) -> 
         machine: state.machine.0.to_vec().into(),
         limits: Some(state.config.limits()),
         fast_path: socket.map(|socket| FastPath { socket, version: crate::rpc::fast::VERSION }),
+        ..HelloReply::default()
     })
 }
 
@@ -73,21 +74,21 @@ pub fn exists(state: &State, connection: &Connection, request: &ExistsRequest) -
     let millis = request.lease_ms;
     let lease = (millis > 0).then_some(Lease { owner: LeaseOwner(connection.id), millis });
     let found = state.store.exists(request.tenant, &keys, lease, state.clock.now());
-    Ok(ExistsReply { masks: found.masks, leased_keys: found.leased_keys as u32 })
+    Ok(ExistsReply { masks: found.masks, leased_keys: found.leased_keys as u32, ..ExistsReply::default() })
 }
 
 /// # Errors
 /// `INVALID_ARGUMENT` with a sentence.
 pub fn touch(state: &State, request: &TouchRequest) -> Result<TouchReply, Status> {
     let present = state.store.touch(request.tenant, &objects(&request.runs)?);
-    Ok(TouchReply { present: present as u32 })
+    Ok(TouchReply { present: present as u32, ..TouchReply::default() })
 }
 
 /// # Errors
 /// `INVALID_ARGUMENT` with a sentence.
 pub fn delete(state: &State, request: &DeleteRequest) -> Result<DeleteReply, Status> {
     let deleted = state.store.delete(request.tenant, &objects(&request.runs)?);
-    Ok(DeleteReply { deleted: deleted as u32 })
+    Ok(DeleteReply { deleted: deleted as u32, ..DeleteReply::default() })
 }
 
 /// Compares one value after the other, on a thread where that holds up nobody; one request at a time.
@@ -155,5 +156,6 @@ pub fn stats(state: &State, _: &StatsRequest) -> StatsReply {
         connections: load(&state.metrics.connections),
         streams: load(&state.metrics.running),
         tiers: vec![memory],
+        ..StatsReply::default()
     }
 }

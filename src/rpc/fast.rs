@@ -24,7 +24,7 @@ pub const MAX_OPEN: usize = 64;
 /// Bytes of a reply before its body.
 pub const REPLY_BYTES: usize = 24;
 /// Bytes of the body of an answer to `Hello`.
-pub const HELLO_BYTES: usize = 24;
+pub const HELLO_BYTES: usize = 32;
 /// Bytes of one object in an answer to `Get`, before the CRCs.
 pub const FOUND_BYTES: usize = 64;
 /// Longest body of a reply: 256 objects of 128 chunks.
@@ -179,6 +179,8 @@ pub struct HelloReply {
     pub version: u32,
     /// Pins end after so many milliseconds, released or not.
     pub pin_ms: u32,
+    /// Start of the node, as its gRPC greeting says: a path can lead to another node's socket.
+    pub start_id: u64,
 }
 
 impl HelloReply {
@@ -188,6 +190,7 @@ impl HelloReply {
         out.extend_from_slice(&self.pin_bytes.to_le_bytes());
         out.extend_from_slice(&self.version.to_le_bytes());
         out.extend_from_slice(&self.pin_ms.to_le_bytes());
+        out.extend_from_slice(&self.start_id.to_le_bytes());
     }
 
     /// Reads it.
@@ -198,6 +201,7 @@ impl HelloReply {
             pin_bytes: word(body, 8),
             version: last as u32,
             pin_ms: (last >> 32) as u32,
+            start_id: word(body, 24),
         }
     }
 }
@@ -294,7 +298,7 @@ mod tests {
         reply.put(&mut out);
         assert_eq!(Reply::read(&out[..].try_into().unwrap()), Ok(reply));
         out.clear();
-        let hello = HelloReply { file_bytes: 1 << 40, pin_bytes: 5, version: 1, pin_ms: 10_000 };
+        let hello = HelloReply { file_bytes: 1 << 40, pin_bytes: 5, version: 1, pin_ms: 10_000, start_id: 1 << 63 };
         hello.put(&mut out);
         assert_eq!(HelloReply::read(&out[..].try_into().unwrap()), hello);
         out.clear();

@@ -3,6 +3,7 @@
 //! A generated message would be encoded into a buffer of its own, one more pass over every value. What this makes is byte
 //! for byte what the generated code would make; the tests compare.
 
+use super::check::{self, Checked};
 use super::v1::Piece;
 use bytes::{BufMut, Bytes, BytesMut};
 use prost::encoding::{WireType, encode_key, encode_varint, encoded_len_varint, key_len};
@@ -19,8 +20,8 @@ pub enum Carrier {
 impl Carrier {
     fn field(self) -> u32 {
         match self {
-            Carrier::GetReply => 1,
-            Carrier::PutRequest => 4,
+            Carrier::GetReply => 2,
+            Carrier::PutRequest => 5,
         }
     }
 }
@@ -40,13 +41,30 @@ pub struct PieceHead {
     pub crc32c: Option<u32>,
 }
 
+impl PieceHead {
+    /// That of a piece.
+    pub fn of(piece: &Piece) -> PieceHead {
+        let Piece { index, length, layout, offset, crc32c, .. } = *piece;
+        PieceHead { index, length, layout, offset, crc32c }
+    }
+}
+
+/// Field number of the check in every message.
+const CHECK_FIELD: u32 = 1;
+/// Bytes of the check with its tag.
+const CHECK_BYTES: usize = 5;
 /// Field number of `Piece.data`.
 const DATA_FIELD: u32 = 15;
-/// Most bytes of a head: gRPC's prefix, two tags with lengths, and the fields.
+/// Most bytes of a head: gRPC's prefix, the check, two tags with lengths, and the fields.
 const MOST_HEAD_BYTES: usize = 64;
 
-/// Appends everything of a length-prefixed gRPC message that comes before the piece's `data_len` bytes.
-pub fn put_head(out: &mut BytesMut, carrier: Carrier, head: &PieceHead, data_len: usize) {
+/// Appends everything of a length-prefixed gRPC message that comes before the piece's `data_len` bytes. `seed` is that of the
+/// message's check.
+pub fn put_head(out: &mut BytesMut, carrier: Carrier, head: &PieceHead, data_len: usize, seed: u32) {
+    let check = match carrier {
+        Carrier::GetReply => check::of_get_piece(head, data_len, seed),
+        Carrier::PutRequest => check::of_put_piece(head, data_len, seed),
+    };
     let fields = Piece {
         index: head.index,
         length: head.length,
@@ -57,15 +75,23 @@ pub fn put_head(out: &mut BytesMut, carrier: Carrier, head: &PieceHead, data_len
     };
     let data = key_len(DATA_FIELD) + encoded_len_varint(data_len as u64) + data_len;
     let piece = prost::Message::encoded_len(&fields) + data;
-    let message = key_len(carrier.field()) + encoded_len_varint(piece as u64) + piece;
+    let message = CHECK_BYTES + key_len(carrier.field()) + encoded_len_varint(piece as u64) + piece;
     out.reserve(MOST_HEAD_BYTES);
     out.put_u8(0);
     out.put_u32(message as u32);
+    encode_key(CHECK_FIELD, WireType::ThirtyTwoBit, out);
+    out.put_u32_le(check);
     encode_key(carrier.field(), WireType::LengthDelimited, out);
     encode_varint(piece as u64, out);
     prost::Message::encode_raw(&fields, out);
     encode_key(DATA_FIELD, WireType::LengthDelimited, out);
     encode_varint(data_len as u64, out);
+}
+
+/// Seals a message and appends it with gRPC's prefix.
+pub fn put_sealed(out: &mut BytesMut, mut message: impl Checked, seed: u32) {
+    check::seal(&mut message, seed);
+    put_message(out, &message);
 }
 
 /// Appends a whole message with gRPC's prefix.
@@ -96,13 +122,15 @@ mod tests {
                 let data = Bytes::from(vec![0xa5; len]);
                 let PieceHead { index, length, layout, offset, crc32c } = head;
                 let piece = Piece { index, length, layout, offset, crc32c, data: data.clone() };
-                let messages = [
-                    (Carrier::GetReply, GetReply { piece: Some(piece.clone()), misses: vec![] }.encode_to_vec()),
-                    (Carrier::PutRequest, PutRequest { piece: Some(piece), ..Default::default() }.encode_to_vec()),
-                ];
+                let mut reply = GetReply { piece: Some(piece.clone()), ..GetReply::default() };
+                let mut request = PutRequest { piece: Some(piece), ..PutRequest::default() };
+                check::seal(&mut reply, 7);
+                check::seal(&mut request, 7);
+                let messages =
+                    [(Carrier::GetReply, reply.encode_to_vec()), (Carrier::PutRequest, request.encode_to_vec())];
                 for (carrier, message) in messages {
                     let mut made = BytesMut::new();
-                    put_head(&mut made, carrier, &head, len);
+                    put_head(&mut made, carrier, &head, len, 7);
                     assert!(made.len() <= MOST_HEAD_BYTES, "{} bytes", made.len());
                     made.extend_from_slice(&data);
                     assert_eq!(made[..5], [&[0][..], &(message.len() as u32).to_be_bytes()].concat());

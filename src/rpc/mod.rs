@@ -2,16 +2,20 @@
 //! `docs/protocol.md` its rules; no meaning is added here.
 //!
 //! - [`v1`] is generated from the contract and committed; `tests/wire_generated.rs` compares.
+//! - [`check`] sums messages up, so that none is altered on its way unnoticed.
 //! - [`ids`] packs and unpacks keys and object ids, and refuses what has another length.
 //! - [`fast`] has the messages of the same-host path.
 //! - [`frame`] makes messages around bytes that are not copied.
+//! - [`pieces`] reads such messages as their bytes come.
 //! - [`limits`] names the numbers that both sides must know.
 
 pub mod awake;
+pub mod check;
 pub mod fast;
 pub mod frame;
 pub mod ids;
 pub mod limits;
+pub mod pieces;
 
 /// Messages and service of the contract, version 1.
 #[allow(missing_docs, clippy::all)]

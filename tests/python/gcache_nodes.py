@@ -11,6 +11,7 @@ import subprocess
 import sysconfig
 import tempfile
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -96,6 +97,18 @@ class RunningNode:
         self.process.kill()
         self.ended()
 
+    def pause(self) -> None:
+        """As SIGSTOP does, and waits until it has: until a thread takes the signal, the others go on answering."""
+        self.process.send_signal(signal.SIGSTOP)
+        until = time.monotonic() + PATIENCE
+        while not all(_state(task) == "T" for task in Path(f"/proc/{self.process.pid}/task").iterdir()):
+            assert time.monotonic() < until, "the node does not stop"
+            time.sleep(0.001)
+
+    def resume(self) -> None:
+        """Goes on after `pause`."""
+        self.process.send_signal(signal.SIGCONT)
+
     def stop(self) -> int:
         """In order; returns the exit status."""
         self.process.send_signal(signal.SIGTERM)
@@ -108,6 +121,11 @@ class RunningNode:
         if self.process.stderr is not None:
             self.process.stderr.close()
         return status
+
+
+def _state(task: Path) -> str:
+    """What a thread does: proc(5)."""
+    return (task / "stat").read_text().rpartition(")")[2].split()[0]
 
 
 @contextmanager

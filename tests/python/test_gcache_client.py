@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import os
-import signal
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -166,7 +165,7 @@ def test_a_node_that_sleeps_costs_one_deadline_and_releases_the_gil(cluster: lis
             for name in ("one", "two")
         }
         assert client.put([(o, b"value") for o in mine.values()]) == [PutStatus.STORED] * 2
-        os.kill(cluster[0].process.pid, signal.SIGSTOP)
+        cluster[0].pause()
         try:
             turns, done = 0, threading.Event()
 
@@ -190,7 +189,7 @@ def test_a_node_that_sleeps_costs_one_deadline_and_releases_the_gil(cluster: lis
             assert client.breakers()["one"] == "open"
             assert client.get([mine["one"]])[0].status is GetStatus.UNREACHABLE
         finally:
-            os.kill(cluster[0].process.pid, signal.SIGCONT)
+            cluster[0].resume()
         wait_for(lambda: client.get([mine["one"]])[0].hit)
         assert client.metrics()["breaker_opened"] >= 1
 

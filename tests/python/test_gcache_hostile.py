@@ -17,6 +17,7 @@ from gcache_nodes import RunningNode, key_of, nodes, object_of, value_of
 from mimo_cache import gcache
 from mimo_cache._core import crc32c
 from mimo_cache.gcache import PutItem, PutStatus, Refused, connect
+from mimo_cache.gcache.seal import FIRST, sealed
 from mimo_cache.gcache.v1 import gcache_pb2 as pb
 from mimo_cache.gcache.v1.gcache_pb2_grpc import GCacheStub
 
@@ -36,7 +37,30 @@ def node() -> Iterator[RunningNode]:
 def stub(node: RunningNode) -> Iterator[Any]:
     options = [("grpc.max_send_message_length", -1), ("grpc.use_local_subchannel_pool", 1)]
     with grpc.insecure_channel(node.tcp, options=options) as channel:
-        yield GCacheStub(channel)
+        yield Sealing(GCacheStub(channel))
+
+
+class Sealing:
+    """A stub that gives every request the check that belongs to it, so that nothing but the rest of it is wrong."""
+
+    def __init__(self, stub: Any) -> None:
+        self._stub = stub
+
+    def __getattr__(self, call: str) -> Any:
+        def unary(request: Any, **how: Any) -> Any:
+            return getattr(self._stub, call)(sealed(request), **how)
+
+        def stream(requests: Iterator[Any], **how: Any) -> Any:
+            return self._stub.Put(in_one_call(requests), **how)
+
+        return stream if call == "Put" else unary
+
+
+def in_one_call(requests: Iterator[Any]) -> Iterator[Any]:
+    check = None
+    for request in requests:
+        yield sealed(request, FIRST if check is None else check)
+        check = request.check if check is None else check
 
 
 @pytest.fixture(autouse=True)
@@ -123,11 +147,41 @@ def test_bytes_that_are_no_message(node: RunningNode) -> None:
             call: Any = channel.unary_unary(f"/gcache.v1.GCache/{path}")
             with pytest.raises(grpc.RpcError) as caught:
                 call(data, timeout=20)
-            assert caught.value.code() in {CODE.INTERNAL, CODE.FAILED_PRECONDITION, CODE.INVALID_ARGUMENT}
+            assert caught.value.code() in {CODE.INTERNAL, CODE.DATA_LOSS}
         nothing: Any = channel.unary_unary("/gcache.v1.GCache/Nothing")
         with pytest.raises(grpc.RpcError) as caught:
             nothing(b"", timeout=20)
         assert caught.value.code() is CODE.UNIMPLEMENTED
+
+
+def test_requests_that_were_altered(node: RunningNode) -> None:
+    """Refused before anything is done for them, whichever field it was."""
+    good = pb.DeleteRequest(version=1, tenant=4, runs=objects(ID))
+    with grpc.insecure_channel(node.tcp) as channel:
+        stub = GCacheStub(channel)
+        refused(_One(stub.Delete, good), CODE.DATA_LOSS, "gcache.v1.DeleteRequest has no check")
+        check = sealed(good).check
+        for altered in (
+            pb.DeleteRequest(check=check, version=1, tenant=5, runs=objects(ID)),
+            pb.DeleteRequest(check=check, version=1, tenant=4, runs=objects(KEY + b"\1")),
+            pb.DeleteRequest(check=check, version=1, tenant=4, runs=[*objects(ID), *objects(ID)]),
+            pb.DeleteRequest(check=check, version=1, tenant=4, runs=[pb.ObjectRun(bucket=2, ids=ID)]),
+            pb.DeleteRequest(check=check ^ 1, version=1, tenant=4, runs=objects(ID)),
+        ):
+            refused(_One(stub.Delete, altered), CODE.DATA_LOSS, "altered on their way")
+        # The same fields are another message.
+        touch = pb.TouchRequest(check=check, version=1, tenant=4, runs=objects(ID))
+        refused(_One(stub.Touch, touch), CODE.DATA_LOSS, "TouchRequest")
+
+
+def test_pieces_of_another_call_are_not_stored(node: RunningNode) -> None:
+    data = b"of another call"
+    with grpc.insecure_channel(node.tcp) as channel:
+        begun = sealed(first(offer(len(data), id=key_of("other call") + b"\0")))
+        requests = [begun, sealed(piece(data), begun.check ^ 1)]
+        refused(GCacheStub(channel).Put(iter(requests), timeout=20), CODE.DATA_LOSS, "altered on their way")
+        asked = sealed(pb.ExistsRequest(version=1, tenant=4, runs=keys(key_of("other call"))))
+        assert list(GCacheStub(channel).Exists(asked, timeout=20).masks) == [0]
 
 
 def offer(length: int, **fields: Any) -> pb.Offer:
@@ -234,7 +288,7 @@ def test_a_reader_that_does_not_read_is_cut(node: RunningNode) -> None:
         # A window that does not grow: else the channel itself may read all there is.
         options = [("grpc.use_local_subchannel_pool", 1), ("grpc.http2.bdp_probe", 0)]
         with grpc.insecure_channel(node.tcp, options=options) as channel:
-            request = pb.GetRequest(version=1, tenant=9, runs=objects(*(i.key + b"\0" for i in ids)))
+            request = sealed(pb.GetRequest(version=1, tenant=9, runs=objects(*(i.key + b"\0" for i in ids))))
             replies = GCacheStub(channel).Get(request, timeout=60)
             next(replies)
             until = time.monotonic() + 30
@@ -284,10 +338,10 @@ def exactly(one: socket.socket, count: int) -> bytes:
 def greeted(node: RunningNode) -> tuple[socket.socket, int]:
     one = fast(node)
     one.sendall(head(1))
-    message, descriptors, _, _ = socket.recv_fds(one, 48, 4)
-    assert len(message) == 48
+    message, descriptors, _, _ = socket.recv_fds(one, 56, 4)
+    assert len(message) == 56
     assert len(descriptors) == 1
-    assert struct.unpack("<QQII", message[24:])[2] == 1
+    assert struct.unpack("<QQIIQ", message[24:])[2] == 1
     return one, descriptors[0]
 
 
@@ -378,7 +432,7 @@ def test_tokens(tmp_path: Any) -> None:
             assert b"wants a token" in one.recv(4096)
         with fast(node) as one:
             one.sendall(head(1, len(every.read_text())) + every.read_text().encode())
-            assert len(one.recv(4096)) == 48
+            assert len(one.recv(4096)) == 56
 
 
 def test_a_node_under_another_name_is_refused(node: RunningNode) -> None:

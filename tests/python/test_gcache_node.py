@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 import json
-import signal
 import subprocess
 import time
 import urllib.request
@@ -186,7 +185,7 @@ def test_a_node_that_hangs_costs_one_deadline() -> None:
         with connect([a.address, b.address], deadline=20) as client:
             client.put([PutItem(i, b"value") for i in ids])
             owners = [client.locate(i.extent) for i in ids]
-            b.process.send_signal(signal.SIGSTOP)
+            b.pause()
             try:
                 statuses = [r.status for r in client.get(ids, deadline=1.0)]
                 assert statuses == [GetStatus.LATE if o == "b" else GetStatus.HIT for o in owners]
@@ -195,7 +194,7 @@ def test_a_node_that_hangs_costs_one_deadline() -> None:
                 assert statuses == [GetStatus.UNREACHABLE if o == "b" else GetStatus.HIT for o in owners]
                 assert time.monotonic() - start < 10, "a node that was late is left alone"
             finally:
-                b.process.send_signal(signal.SIGCONT)
+                b.resume()
             until = time.monotonic() + 30
             while not all(r.hit for r in client.get(ids)):
                 assert time.monotonic() < until

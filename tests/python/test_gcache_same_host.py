@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import array
 import itertools
+import os
+import resource
 import socket
 import struct
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
 
 import pytest
 
 from gcache_nodes import RunningNode, nodes, object_of, value_of
 from mimo_cache import GCacheClient
-from mimo_cache.gcache import PutItem
+from mimo_cache.gcache import PutItem, PutStatus
 
 HEAD, FOUND = 24, 64
 HELLO, GET, RELEASE = 1, 2, 3
@@ -52,7 +55,7 @@ class Middle:
                 self.requests.append(head)
                 node.sendall(head + body)
                 if kind == HELLO:
-                    message, descriptors, _, _ = socket.recv_fds(node, 48, 1)
+                    message, descriptors, _, _ = socket.recv_fds(node, 56, 1)
                     rights = (socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", descriptors))
                     client.sendmsg([message], [rights])
                     for one in descriptors:
@@ -207,3 +210,56 @@ def test_only_a_get_may_go_without_pins(middle: Middle) -> None:
             while more := one.recv(65536):
                 data += more
             assert b"byte 5 of a" in data
+
+
+def test_a_path_that_leads_to_another_node_is_not_used(tmp_path: Path) -> None:
+    """Two containers on one machine: one boot id, and in each the same path is another node's socket."""
+    with nodes("a") as (one,), nodes("a") as (other,):
+        name = object_of("two containers")
+        for node, value in ((one, b"of one"), (other, b"other!")):
+            with GCacheClient([node.address], fast_path=False, deadline=10.0) as direct:
+                assert direct.put([(name, value)]) == [PutStatus.STORED]
+        Path(f"{one.folder}/a.fast").unlink()
+        Path(f"{one.folder}/a.fast").symlink_to(f"{other.folder}/a.fast")
+        with GCacheClient([one.address], deadline=10.0) as client:
+            for _ in range(3):
+                assert bytes(client.get([name])[0].data or b"") == b"of one"
+            assert client.metrics()["fast_hits"] == 0
+
+
+def test_a_connection_without_a_greeting_is_closed() -> None:
+    with nodes("a", limits__stall="1s") as (node,), socket.socket(socket.AF_UNIX) as silent:
+        silent.settimeout(20)
+        silent.connect(f"{node.folder}/a.fast")
+        assert silent.recv(1) == b""
+
+
+def test_a_node_without_descriptors_waits_and_goes_on() -> None:
+    """As many connections as it may open files: the rest waits in the queue, and the thread that accepts does not spin."""
+    with nodes("a") as (node,):
+        resource.prlimit(node.process.pid, resource.RLIMIT_NOFILE, (40, 4096))
+        with ExitStack() as stack:
+            for _ in range(100):
+                one = stack.enter_context(socket.socket(socket.AF_UNIX))
+                one.settimeout(0.2)
+                with suppress(OSError):
+                    one.connect(f"{node.folder}/a.fast")
+            time.sleep(0.2)
+            before = cpu_of(node)
+            time.sleep(2)
+            assert cpu_of(node) - before < 0.5
+        resource.prlimit(node.process.pid, resource.RLIMIT_NOFILE, (4096, 4096))
+        until = time.monotonic() + 20
+        name = object_of("after")
+        with GCacheClient([node.address], deadline=10.0) as client:
+            client.put([(name, b"value")])
+            while client.metrics()["fast_hits"] == 0:
+                assert client.get([name])[0].hit
+                assert time.monotonic() < until
+                time.sleep(0.05)
+
+
+def cpu_of(node: RunningNode) -> float:
+    """Seconds of processor that a node has used."""
+    fields = Path(f"/proc/{node.process.pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")

@@ -10,14 +10,17 @@ pytest.importorskip("grpc")
 
 from gcache_nodes import object_of, value_of
 from mimo_cache._core import crc32c
-from mimo_cache.gcache import GetStatus, PutItem, PutStatus
+from mimo_cache.gcache import GetResult, GetStatus, PutItem, PutStatus
+from mimo_cache.gcache.errors import Broken
 from mimo_cache.gcache.peer import LONGEST_PAUSE, Breaker
 from mimo_cache.gcache.plan import shares
 from mimo_cache.gcache.ring import Node, Ring
-from mimo_cache.gcache.transfer import Broken, GetReceiver, PutSender
+from mimo_cache.gcache.seal import sealed
+from mimo_cache.gcache.transfer import GetReceiver, PutSender
 from mimo_cache.gcache.v1 import gcache_pb2 as pb
 
 CHUNK = 1 << 20
+REQUEST = sealed(pb.GetRequest(version=1))
 
 
 def test_the_checksum_is_castagnoli() -> None:
@@ -34,17 +37,17 @@ def reply(data: bytes, offset: int = 0, length: int = 0, index: int = 0, crc: in
     piece = pb.Piece(index=index, offset=offset, length=length, data=data)
     if crc is not None:
         piece.crc32c = crc32c(data) if crc == -1 else crc
-    return pb.GetReply(piece=piece)
+    return sealed(pb.GetReply(piece=piece), REQUEST.check)
 
 
 def miss(index: int, reason: Any = pb.MISS_REASON_ABSENT) -> pb.GetReply:
-    return pb.GetReply(misses=[pb.Miss(index=index, reason=reason)])
+    return sealed(pb.GetReply(misses=[pb.Miss(index=index, reason=reason)]), REQUEST.check)
 
 
 def test_hits_misses_and_what_never_came() -> None:
     value = value_of(CHUNK + 5, "value")
     buffer = bytearray(len(value))
-    receiver = GetReceiver([memoryview(buffer), None, None, None])
+    receiver = GetReceiver(REQUEST, [memoryview(buffer), None, None, None])
     receiver.feed(reply(value[: CHUNK // 2], length=len(value), crc=None))
     receiver.feed(reply(value[CHUNK // 2 : CHUNK], offset=CHUNK // 2, crc=crc32c(value[:CHUNK])))
     receiver.feed(reply(value[CHUNK:], offset=CHUNK))
@@ -57,7 +60,7 @@ def test_hits_misses_and_what_never_came() -> None:
 
 
 def test_a_bad_chunk_is_damaged_and_the_next_object_is_not() -> None:
-    receiver = GetReceiver([None, None, None])
+    receiver = GetReceiver(REQUEST, [None, None, None])
     receiver.feed(reply(b"x" * CHUNK, length=CHUNK + 1, crc=1))
     receiver.feed(reply(b"y", offset=CHUNK))
     receiver.feed(reply(b"z", length=1, index=1, crc=None))
@@ -67,7 +70,7 @@ def test_a_bad_chunk_is_damaged_and_the_next_object_is_not() -> None:
 
 
 def test_a_node_may_take_back_what_it_began() -> None:
-    receiver = GetReceiver([None, None])
+    receiver = GetReceiver(REQUEST, [None, None])
     receiver.feed(reply(b"x" * CHUNK, length=CHUNK + 1))
     receiver.feed(miss(0, pb.MISS_REASON_DAMAGED))
     receiver.feed(reply(b"fine", length=4, index=1))
@@ -91,7 +94,7 @@ def test_a_node_may_take_back_what_it_began() -> None:
     ],
 )
 def test_what_no_node_says_is_broken(replies: list[pb.GetReply]) -> None:
-    receiver = GetReceiver([None, None])
+    receiver = GetReceiver(REQUEST, [None, None])
 
     def feed() -> None:
         for one in replies:
@@ -101,8 +104,27 @@ def test_what_no_node_says_is_broken(replies: list[pb.GetReply]) -> None:
         feed()
 
 
-def answers(*pairs: tuple[int, Any]) -> pb.PutReply:
-    return pb.PutReply(answers=[pb.Answer(index=i, outcome=o) for i, o in pairs])
+@pytest.mark.parametrize(
+    "altered",
+    [
+        pb.GetReply(misses=[pb.Miss(index=0)]),
+        sealed(pb.GetReply(misses=[pb.Miss(index=0)])),
+        pb.GetReply(check=miss(0).check, misses=[pb.Miss(index=1, reason=pb.MISS_REASON_ABSENT)]),
+        pb.GetReply(
+            check=reply(b"xy", length=2).check, piece=pb.Piece(index=0, length=2, data=b"x", crc32c=crc32c(b"xy"))
+        ),
+    ],
+)
+def test_an_answer_that_was_altered_is_broken(altered: pb.GetReply) -> None:
+    """Without a check, with that of another call, and with a field or a length changed."""
+    receiver = GetReceiver(REQUEST, [None, None])
+    with pytest.raises(Broken, match="check"):
+        receiver.feed(altered)
+    assert receiver.finish(GetStatus.UNREACHABLE) == [GetResult(GetStatus.UNREACHABLE)] * 2
+
+
+def answers(check: int, *pairs: tuple[int, Any]) -> pb.PutReply:
+    return sealed(pb.PutReply(answers=[pb.Answer(index=i, outcome=o) for i, o in pairs]), check)
 
 
 def test_a_put_sends_what_is_wanted() -> None:
@@ -113,18 +135,20 @@ def test_a_put_sends_what_is_wanted() -> None:
     assert [(o.length, o.bucket, o.page_index, len(o.id)) for o in offers.offers] == [
         (len(v), 7 + i, i, 33) for i, v in enumerate(values)
     ]
-    wanted = sender.feed(answers((0, pb.PUT_OUTCOME_PRESENT), (1, pb.PUT_OUTCOME_WANTED), (2, pb.PUT_OUTCOME_WANTED)))
+    wanted = sender.feed(
+        answers(offers.check, (0, pb.PUT_OUTCOME_PRESENT), (1, pb.PUT_OUTCOME_WANTED), (2, pb.PUT_OUTCOME_WANTED))
+    )
     assert wanted == [1, 2]
     assert sender.open == 2
     quarter = CHUNK // 4
     pieces = [request.piece for request in sender.pieces(1, quarter)]
     assert b"".join(p.data for p in pieces) == values[1]
     assert [p.crc32c for p in pieces if p.HasField("crc32c")] == [crc32c(values[1][:CHUNK]), crc32c(values[1][CHUNK:])]
-    sender.feed(answers((1, pb.PUT_OUTCOME_STORED)))
+    sender.feed(answers(offers.check, (1, pb.PUT_OUTCOME_STORED)))
     assert sender.finish(PutStatus.LATE) == [PutStatus.PRESENT, PutStatus.STORED, PutStatus.LATE]
-    for bad in (answers((1, pb.PUT_OUTCOME_STORED)), answers((3, pb.PUT_OUTCOME_STORED)), answers((2, 0))):
-        with pytest.raises(Broken):
-            sender.feed(bad)
+    for bad in ((1, pb.PUT_OUTCOME_STORED), (3, pb.PUT_OUTCOME_STORED), (2, 0)):
+        with pytest.raises(Broken, match=r"expected|outcome"):
+            sender.feed(answers(offers.check, bad))
 
 
 def test_batches_are_cut_and_keep_their_order() -> None:

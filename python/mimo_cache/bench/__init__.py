@@ -56,7 +56,7 @@ def _parser() -> argparse.ArgumentParser:
     two.add_argument("--model", default="tiny", help='a hub checkpoint\'s directory, or "tiny", which comes along')
     _common(two, MODEL_PARTS)
     two.set_defaults(measure=_model, plot=None)
-    three = names.add_parser("gcache", help="a GCache node and its client beside raw TCP, grpcio, Redis and memcpy")
+    three = names.add_parser("gcache", help="a GCache node beside raw TCP, grpcio, Redis, Mooncake and memcpy")
     three.add_argument("--no-peer", action="store_true", help="do not run the peers")
     _common(three, GCACHE_PARTS)
     three.set_defaults(measure=_gcache, plot=None)

@@ -1,4 +1,4 @@
-"""`mimo-cache bench gcache`: a GCache node and the Rust client, beside raw TCP, grpcio streaming, Redis and memcpy.
+"""`mimo-cache bench gcache`: a GCache node and the Rust client, beside raw TCP, grpcio, Redis, Mooncake and memcpy.
 
 Node, peers and this client are processes of their own on one machine. Times are wall times: the work is done by
 several processes. Every ratio is of two figures taken in turns within one run, since machines differ from minute to
@@ -181,10 +181,12 @@ def _transfer(options: Options) -> list[Figure]:
         ("tcp_get_32", "grpcio_get_32"),
         ("tcp_get_32", "raw_get_32"),
         ("tcp_get_32", "redis_get_32"),
+        ("tcp_get_32", "mooncake_get_32"),
         ("unix_get_32", "tcp_get_32"),
         ("tcp_put_32", "grpcio_put_32"),
         ("tcp_put_32", "raw_put_32"),
         ("tcp_put_32", "redis_put_32"),
+        ("tcp_put_32", "mooncake_put_32"),
     ]
     return figures + _ratios(samples, pairs, "MB/s")
 

@@ -1,7 +1,8 @@
-"""What a GCache node is measured against, each with a server process of its own: raw TCP, grpcio streaming, Redis.
+"""What a GCache node is measured against, each with a server process of its own: raw TCP, grpcio streaming, Redis, and
+Mooncake Store.
 
-`python -m mimo_cache.bench.gcache_peers raw|grpcio COUNT SIZE` is the server of a peer: it prints its port and serves
-one client until its input ends.
+`python -m mimo_cache.bench.gcache_peers raw|grpcio|mooncake COUNT SIZE` is the server of a peer: it prints its port and
+serves one client until its input ends.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -28,6 +30,8 @@ GET, PUT = 1, 2
 HEAD = struct.Struct("<BII")
 PIECE = 1 << 20
 METHOD = "/mimo.Bench/"
+MOONCAKE_PEERS = "P2PHANDSHAKE"
+"""Mooncake's word for: no service for metadata."""
 
 
 class Peer(ABC):
@@ -159,12 +163,63 @@ class Redis(Peer):
         self.server.wait(PATIENCE)
 
 
+class Mooncake(_Served):
+    """Mooncake Store over TCP: the memory is another process's, values come by one batch into registered memory.
+
+    A key that is there is not written again, so each put has new keys and takes the old ones away.
+    """
+
+    name = "mooncake"
+
+    def __init__(self, count: int, size: int) -> None:
+        from mooncake.store import MooncakeDistributedStore  # noqa: PLC0415  optional
+
+        super().__init__(count, size)
+        self.store: Any = MooncakeDistributedStore()
+        self.known: set[int] = set()
+        self.turn = 0
+        refused = self.store.setup("127.0.0.1", MOONCAKE_PEERS, 0, count * size, "tcp", "", f"127.0.0.1:{self.port}")
+        if refused:
+            raise ImportError(f"Mooncake's client says {refused}")
+
+    def get(self, into: Bytes) -> None:
+        self._moved(self.store.batch_get_into(self._keys(), self._parts(into), self._sizes()), "get")
+
+    def put(self, source: Bytes) -> None:
+        old = self._keys()
+        self.turn += 1
+        self._moved(self.store.batch_put_from(self._keys(), self._parts(source), self._sizes()), "put")
+        if self.turn > 1:
+            self.store.batch_remove(old, True)
+
+    def close(self) -> None:
+        self.store.close()
+        super().close()
+
+    def _keys(self) -> list[str]:
+        return [f"{self.turn}-{i}" for i in range(self.count)]
+
+    def _sizes(self) -> list[int]:
+        return [self.size] * self.count
+
+    def _parts(self, memory: Bytes) -> list[int]:
+        at = memory.ctypes.data
+        if at not in self.known:
+            self.store.register_buffer(at, memory.nbytes)
+            self.known.add(at)
+        return [at + i * self.size for i in range(self.count)]
+
+    def _moved(self, outcomes: list[int], what: str) -> None:
+        if any(outcome < 0 for outcome in outcomes):
+            raise RuntimeError(f"a {what} of Mooncake failed: {outcomes}")
+
+
 @contextmanager
 def peers(wanted: bool, values: Bytes, count: int = 32) -> Iterator[list[Peer]]:
     """The peers that are installed, with `values` stored as `count` equal ones."""
     with ExitStack() as stack:
         found: list[Peer] = []
-        for kind in (Raw, Grpcio, Redis) if wanted else ():
+        for kind in (Raw, Grpcio, Redis, Mooncake) if wanted else ():
             if kind is Redis and shutil.which("redis-server") is None:
                 say("redis: redis-server is not installed, not measured")
                 continue
@@ -239,7 +294,33 @@ def _serve_grpcio(values: bytearray, piece: int) -> None:
     server.stop(None)
 
 
+def _serve_mooncake(values: bytearray, _piece: int) -> None:
+    """Its master, and a process that lends memory for some batches."""
+    from mooncake.store import MooncakeDistributedStore  # noqa: PLC0415  optional
+
+    with socket.socket() as free, socket.socket() as other:
+        free.bind(("127.0.0.1", 0))
+        other.bind(("127.0.0.1", 0))
+        port, metrics = free.getsockname()[1], other.getsockname()[1]
+    master = str(Path(sys.executable).with_name("mooncake_master"))
+    command = [master, "--rpc_port", str(port), "--metrics_port", str(metrics)]
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as running:
+        until = time.monotonic() + PATIENCE
+        while True:
+            with socket.socket() as probe:
+                if probe.connect_ex(("127.0.0.1", port)) == 0:
+                    break
+            assert time.monotonic() < until, "Mooncake's master does not listen"
+            time.sleep(0.05)
+        store: Any = MooncakeDistributedStore()
+        store.setup("127.0.0.1", MOONCAKE_PEERS, 4 * len(values) + (64 << 20), 16 << 20, "tcp", "", f"127.0.0.1:{port}")
+        print(port, flush=True)
+        sys.stdin.read()
+        store.close()
+        running.terminate()
+
+
 if __name__ == "__main__":
     _, which, count_text, size_text = sys.argv
-    serve = {"raw": _serve_raw, "grpcio": _serve_grpcio}[which]
+    serve = {"raw": _serve_raw, "grpcio": _serve_grpcio, "mooncake": _serve_mooncake}[which]
     serve(bytearray(int(count_text) * int(size_text)), min(PIECE, int(size_text)))

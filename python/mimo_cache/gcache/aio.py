@@ -13,9 +13,11 @@ import grpc.aio
 
 from mimo_cache.gcache import checks, plan
 from mimo_cache.gcache.client import ClientBase, Late
+from mimo_cache.gcache.errors import Broken
 from mimo_cache.gcache.peer import Breaker, address_of, options_of
 from mimo_cache.gcache.ring import DEFAULT_BUCKETS, Node
-from mimo_cache.gcache.transfer import Broken, GetReceiver, PutSender
+from mimo_cache.gcache.seal import opened
+from mimo_cache.gcache.transfer import GetReceiver, PutSender
 from mimo_cache.gcache.types import (
     Deleted,
     GetResult,
@@ -71,7 +73,8 @@ class AsyncClient(ClientBase):
 
         async def ask(peer: _Peer, share: plan.Share, until: float) -> None:
             request = self.exists_request(share, keys, lease)
-            reply = await peer.stub.Exists(request, timeout=self.left(until), metadata=self.metadata)
+            answer = await peer.stub.Exists(request, timeout=self.left(until), metadata=self.metadata)
+            reply = opened(answer, request)
             for position, mask in zip(share.positions, plan.masks_of(reply, share), strict=True):
                 masks[position] = mask
 
@@ -87,9 +90,9 @@ class AsyncClient(ClientBase):
         results = [GetResult(GetStatus.UNREACHABLE)] * len(names)
 
         async def ask(peer: _Peer, share: plan.Share, until: float) -> None:
-            receiver = GetReceiver([buffers[p] for p in share.positions])
-            rest = GetStatus.UNREACHABLE
             request = self.get_request(share, names)
+            receiver = GetReceiver(request, [buffers[p] for p in share.positions])
+            rest = GetStatus.UNREACHABLE
             try:
                 async for reply in peer.stub.Get(request, timeout=self.left(until), metadata=self.metadata):
                     receiver.feed(reply)
@@ -106,7 +109,7 @@ class AsyncClient(ClientBase):
                 bad = plan.Share(share.node, [share.positions[i] for i in receiver.damaged], [])
                 bad.buckets.extend(share.buckets[i] for i in receiver.damaged)
                 report = self.verify_request(bad, names)
-                await peer.stub.Verify(report, timeout=self.left(until), metadata=self.metadata)
+                opened(await peer.stub.Verify(report, timeout=self.left(until), metadata=self.metadata), report)
 
         await self._each(self.object_shares(names), ask, deadline)
         return results
@@ -142,7 +145,8 @@ class AsyncClient(ClientBase):
 
         async def ask(peer: _Peer, share: plan.Share, until: float) -> None:
             request = self.touch_request(share, names)
-            reply = await peer.stub.Touch(request, timeout=self.left(until), metadata=self.metadata)
+            answer = await peer.stub.Touch(request, timeout=self.left(until), metadata=self.metadata)
+            reply = opened(answer, request)
             counts.append(reply.present)
 
         await self._each(self.object_shares(names), ask, deadline)
@@ -155,7 +159,8 @@ class AsyncClient(ClientBase):
 
         async def ask(peer: _Peer, share: plan.Share, until: float) -> None:
             request = self.delete_request(share, names)
-            reply = await peer.stub.Delete(request, timeout=self.left(until), metadata=self.metadata)
+            answer = await peer.stub.Delete(request, timeout=self.left(until), metadata=self.metadata)
+            reply = opened(answer, request)
             counts.append(reply.deleted)
 
         failed = await self._each(self.object_shares(names), ask, deadline, must=True)
@@ -169,7 +174,8 @@ class AsyncClient(ClientBase):
 
         async def ask(peer: _Peer, share: plan.Share, until: float) -> None:
             request = self.verify_request(share, names)
-            reply = await peer.stub.Verify(request, timeout=self.left(until), metadata=self.metadata)
+            answer = await peer.stub.Verify(request, timeout=self.left(until), metadata=self.metadata)
+            reply = opened(answer, request)
             sound.append(reply.sound)
             dropped.append(reply.dropped)
 
@@ -181,8 +187,9 @@ class AsyncClient(ClientBase):
         found: dict[str, NodeStats | None] = {node.name: None for node in self.ring.nodes}
 
         async def ask(peer: _Peer, _: plan.Share, until: float) -> None:
-            request = pb.StatsRequest(version=plan.VERSION, tenant=self.tenant)
-            reply = await peer.stub.Stats(request, timeout=self.left(until), metadata=self.metadata)
+            request = self.stats_request()
+            answer = await peer.stub.Stats(request, timeout=self.left(until), metadata=self.metadata)
+            reply = opened(answer, request)
             found[peer.node.name] = plan.node_stats(reply)
 
         await self._each([plan.Share(i, [], []) for i in range(len(self._peers))], ask, deadline, must=True)
@@ -260,8 +267,9 @@ class AsyncClient(ClientBase):
             return False
         try:
             if not peer.greeted:
-                hello = peer.stub.Hello(self.hello(), timeout=self.left(until), metadata=self.metadata)
-                self.greet(peer.node, await hello)
+                hello = self.hello()
+                answer = await peer.stub.Hello(hello, timeout=self.left(until), metadata=self.metadata)
+                self.greet(peer.node, opened(answer, hello))
                 peer.greeted = True
             for share in requests:
                 await ask(peer, share, until)

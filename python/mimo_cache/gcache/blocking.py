@@ -14,9 +14,11 @@ import grpc
 
 from mimo_cache.gcache import checks, plan
 from mimo_cache.gcache.client import ClientBase, Late
+from mimo_cache.gcache.errors import Broken
 from mimo_cache.gcache.peer import Breaker, address_of, options_of
 from mimo_cache.gcache.ring import DEFAULT_BUCKETS, Node
-from mimo_cache.gcache.transfer import Broken, GetReceiver, PutSender
+from mimo_cache.gcache.seal import opened
+from mimo_cache.gcache.transfer import GetReceiver, PutSender
 from mimo_cache.gcache.types import (
     Deleted,
     GetResult,
@@ -78,7 +80,8 @@ class Client(ClientBase):
 
         def ask(peer: _Peer, share: plan.Share, until: float) -> None:
             request = self.exists_request(share, keys, lease)
-            reply = peer.stub.Exists(request, timeout=self.left(until), metadata=self.metadata)
+            answer = peer.stub.Exists(request, timeout=self.left(until), metadata=self.metadata)
+            reply = opened(answer, request)
             for position, mask in zip(share.positions, plan.masks_of(reply, share), strict=True):
                 masks[position] = mask
 
@@ -94,9 +97,9 @@ class Client(ClientBase):
         results = [GetResult(GetStatus.UNREACHABLE)] * len(names)
 
         def ask(peer: _Peer, share: plan.Share, until: float) -> None:
-            receiver = GetReceiver([buffers[p] for p in share.positions])
-            rest = GetStatus.UNREACHABLE
             request = self.get_request(share, names)
+            receiver = GetReceiver(request, [buffers[p] for p in share.positions])
+            rest = GetStatus.UNREACHABLE
             try:
                 for reply in peer.stub.Get(request, timeout=self.left(until), metadata=self.metadata):
                     receiver.feed(reply)
@@ -112,7 +115,8 @@ class Client(ClientBase):
             if receiver.damaged:
                 bad = plan.Share(share.node, [share.positions[i] for i in receiver.damaged], [])
                 bad.buckets.extend(share.buckets[i] for i in receiver.damaged)
-                peer.stub.Verify(self.verify_request(bad, names), timeout=self.left(until), metadata=self.metadata)
+                report = self.verify_request(bad, names)
+                opened(peer.stub.Verify(report, timeout=self.left(until), metadata=self.metadata), report)
 
         self._each(self.object_shares(names), ask, deadline)
         return results
@@ -159,7 +163,9 @@ class Client(ClientBase):
         counts: list[int] = []
 
         def ask(peer: _Peer, share: plan.Share, until: float) -> None:
-            reply = peer.stub.Touch(self.touch_request(share, names), timeout=self.left(until), metadata=self.metadata)
+            request = self.touch_request(share, names)
+            answer = peer.stub.Touch(request, timeout=self.left(until), metadata=self.metadata)
+            reply = opened(answer, request)
             counts.append(reply.present)
 
         self._each(self.object_shares(names), ask, deadline)
@@ -171,9 +177,9 @@ class Client(ClientBase):
         counts: list[int] = []
 
         def ask(peer: _Peer, share: plan.Share, until: float) -> None:
-            reply = peer.stub.Delete(
-                self.delete_request(share, names), timeout=self.left(until), metadata=self.metadata
-            )
+            request = self.delete_request(share, names)
+            answer = peer.stub.Delete(request, timeout=self.left(until), metadata=self.metadata)
+            reply = opened(answer, request)
             counts.append(reply.deleted)
 
         failed = self._each(self.object_shares(names), ask, deadline, must=True)
@@ -186,9 +192,9 @@ class Client(ClientBase):
         dropped: list[int] = []
 
         def ask(peer: _Peer, share: plan.Share, until: float) -> None:
-            reply = peer.stub.Verify(
-                self.verify_request(share, names), timeout=self.left(until), metadata=self.metadata
-            )
+            request = self.verify_request(share, names)
+            answer = peer.stub.Verify(request, timeout=self.left(until), metadata=self.metadata)
+            reply = opened(answer, request)
             sound.append(reply.sound)
             dropped.append(reply.dropped)
 
@@ -200,8 +206,9 @@ class Client(ClientBase):
         found: dict[str, NodeStats | None] = {node.name: None for node in self.ring.nodes}
 
         def ask(peer: _Peer, _: plan.Share, until: float) -> None:
-            request = pb.StatsRequest(version=plan.VERSION, tenant=self.tenant)
-            reply = peer.stub.Stats(request, timeout=self.left(until), metadata=self.metadata)
+            request = self.stats_request()
+            answer = peer.stub.Stats(request, timeout=self.left(until), metadata=self.metadata)
+            reply = opened(answer, request)
             found[peer.node.name] = plan.node_stats(reply)
 
         self._each([plan.Share(i, [], []) for i in range(len(self._peers))], ask, deadline, must=True)
@@ -265,7 +272,9 @@ class Client(ClientBase):
             return False
         try:
             if not peer.greeted:
-                self.greet(peer.node, peer.stub.Hello(self.hello(), timeout=self.left(until), metadata=self.metadata))
+                hello = self.hello()
+                answer = peer.stub.Hello(hello, timeout=self.left(until), metadata=self.metadata)
+                self.greet(peer.node, opened(answer, hello))
                 peer.greeted = True
             for share in requests:
                 ask(peer, share, until)

@@ -11,6 +11,7 @@ from mimo_cache.gcache import checks, plan
 from mimo_cache.gcache.errors import InvalidArgument, Refused
 from mimo_cache.gcache.peer import other_node, refusal
 from mimo_cache.gcache.ring import Node, Ring
+from mimo_cache.gcache.seal import sealed
 from mimo_cache.gcache.types import ObjectId
 from mimo_cache.gcache.v1 import gcache_pb2 as pb
 
@@ -46,7 +47,7 @@ class ClientBase:
         return self.ring.nodes[self.ring.owner(bucket)].name
 
     def hello(self) -> pb.HelloRequest:
-        return pb.HelloRequest(min_version=plan.VERSION, max_version=plan.VERSION, client=self.name)
+        return sealed(pb.HelloRequest(min_version=plan.VERSION, max_version=plan.VERSION, client=self.name))
 
     def greet(self, node: Node, reply: pb.HelloReply) -> None:
         """Refuses a node that is another one, or speaks another version than was agreed."""
@@ -62,19 +63,22 @@ class ClientBase:
 
     def exists_request(self, share: plan.Share, keys: Sequence[bytes], lease_ms: int) -> pb.ExistsRequest:
         runs = plan.key_runs(share, keys)
-        return pb.ExistsRequest(version=plan.VERSION, tenant=self.tenant, lease_ms=lease_ms, runs=runs)
+        return sealed(pb.ExistsRequest(version=plan.VERSION, tenant=self.tenant, lease_ms=lease_ms, runs=runs))
 
     def get_request(self, share: plan.Share, ids: Sequence[ObjectId]) -> pb.GetRequest:
-        return pb.GetRequest(version=plan.VERSION, tenant=self.tenant, runs=plan.object_runs(share, ids))
+        return sealed(pb.GetRequest(version=plan.VERSION, tenant=self.tenant, runs=plan.object_runs(share, ids)))
 
     def touch_request(self, share: plan.Share, ids: Sequence[ObjectId]) -> pb.TouchRequest:
-        return pb.TouchRequest(version=plan.VERSION, tenant=self.tenant, runs=plan.object_runs(share, ids))
+        return sealed(pb.TouchRequest(version=plan.VERSION, tenant=self.tenant, runs=plan.object_runs(share, ids)))
 
     def delete_request(self, share: plan.Share, ids: Sequence[ObjectId]) -> pb.DeleteRequest:
-        return pb.DeleteRequest(version=plan.VERSION, tenant=self.tenant, runs=plan.object_runs(share, ids))
+        return sealed(pb.DeleteRequest(version=plan.VERSION, tenant=self.tenant, runs=plan.object_runs(share, ids)))
 
     def verify_request(self, share: plan.Share, ids: Sequence[ObjectId]) -> pb.VerifyRequest:
-        return pb.VerifyRequest(version=plan.VERSION, tenant=self.tenant, runs=plan.object_runs(share, ids))
+        return sealed(pb.VerifyRequest(version=plan.VERSION, tenant=self.tenant, runs=plan.object_runs(share, ids)))
+
+    def stats_request(self) -> pb.StatsRequest:
+        return sealed(pb.StatsRequest(version=plan.VERSION, tenant=self.tenant))
 
     @staticmethod
     def left(until: float) -> float:

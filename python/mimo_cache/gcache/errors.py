@@ -20,3 +20,7 @@ class Refused(GCacheError):
         self.node = node
         self.code = code
         self.sentence = sentence
+
+
+class Broken(Exception):
+    """A node said what the protocol does not allow: it is treated as unreachable."""

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from mimo_cache._core import crc32c
+from mimo_cache.gcache.errors import Broken
+from mimo_cache.gcache.seal import opened, sealed
 from mimo_cache.gcache.types import CHUNK_BYTES, MAX_VALUE_BYTES, GetResult, GetStatus, PutItem, PutStatus
 from mimo_cache.gcache.v1 import gcache_pb2 as pb
 
@@ -26,14 +28,11 @@ OUTCOMES = {
 }
 
 
-class Broken(Exception):
-    """A node said what the protocol does not allow: it is treated as unreachable."""
-
-
 class GetReceiver:
     """Results of one `Get`, by position in its request."""
 
-    def __init__(self, buffers: Sequence[memoryview | None]) -> None:
+    def __init__(self, request: pb.GetRequest, buffers: Sequence[memoryview | None]) -> None:
+        self._request = request
         self.results: list[GetResult | None] = [None] * len(buffers)
         self.damaged: list[int] = []
         """Values that did not match their CRC here: the node does not know yet."""
@@ -43,6 +42,7 @@ class GetReceiver:
         self._target: memoryview | bytearray = bytearray()
 
     def feed(self, reply: pb.GetReply) -> None:
+        opened(reply, self._request)
         for miss in reply.misses:
             self._settle(miss.index, GetResult(MISSES.get(miss.reason, GetStatus.ABSENT)))
         if reply.HasField("piece"):
@@ -113,6 +113,7 @@ class PutSender:
         self.open = len(items)
         """How many have no status yet."""
         self._items, self._views, self._buckets = items, views, buckets
+        self._first = pb.PutRequest()
 
     def offers(self, version: int, tenant: int) -> pb.PutRequest:
         """The first message."""
@@ -127,12 +128,13 @@ class PutSender:
                 superseded=item.superseded,
                 layout=item.layout,
             )
+        self._first = sealed(request)
         return request
 
     def feed(self, reply: pb.PutReply) -> list[int]:
         """The items to send now, in this order."""
         wanted = []
-        for answer in reply.answers:
+        for answer in opened(reply, self._first).answers:
             if answer.index >= len(self.statuses) or self.statuses[answer.index] is not None:
                 raise Broken(f"an answer for item {answer.index} that was not expected")
             if answer.outcome == pb.PUT_OUTCOME_WANTED:
@@ -154,7 +156,7 @@ class PutSender:
             piece = pb.Piece(index=index, offset=start, data=bytes(view[start:end]))
             if end == len(view) or end % CHUNK_BYTES == 0:
                 piece.crc32c, crc = crc, 0
-            yield pb.PutRequest(piece=piece)
+            yield sealed(pb.PutRequest(piece=piece), self._first.check)
 
     def finish(self, rest: PutStatus) -> list[PutStatus]:
         """What has no answer by now has the status `rest`."""

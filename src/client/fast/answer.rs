@@ -1,7 +1,7 @@
 //! The answer to a get of the same-host path: counts and lengths are checked before any of it is used, places by the
 //! [`Reader`](crate::shm::Reader) that goes there.
 
-use crate::client::reply::Breach;
+use crate::client::Breach;
 use crate::rpc::fast::{FOUND_BYTES, Found, Outcome};
 use crate::rpc::limits::{CHUNK_BYTES, MAX_VALUE_BYTES};
 

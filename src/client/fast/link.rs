@@ -20,7 +20,7 @@ pub struct Link {
     sequence: u64,
     /// The node's file.
     pub reader: Arc<Reader>,
-    /// Start of the node that it was opened to.
+    /// Start of the node that it was opened to, which the node says itself.
     pub start_id: u64,
 }
 
@@ -48,6 +48,10 @@ impl Link {
         let hello = HelloReply::read(body);
         if hello.version != fast::VERSION {
             return Err(CallError::Breach(format!("an answer to a hello that makes no sense: {hello:?}")));
+        }
+        if hello.start_id != start_id {
+            let sentence = "another node, or another start of it, listens there";
+            return Err(CallError::Connect(format!("{}: {sentence}", path.display())));
         }
         let [descriptor] = <[OwnedFd; 1]>::try_from(descriptors)
             .map_err(|d| CallError::Breach(format!("{} descriptors, allowed is 1", d.len())))?;

@@ -4,7 +4,8 @@ use super::{Named, value};
 use crate::client::*;
 use crate::error::Result;
 use crate::member::{Address, Fixed};
-use crate::rpc::frame::{Carrier, PieceHead, put_head, put_message};
+use crate::rpc::check::{self, Checked};
+use crate::rpc::frame::{Carrier, PieceHead, put_head, put_sealed};
 use crate::rpc::ids::objects;
 use crate::rpc::limits::CHUNK_BYTES;
 use crate::rpc::v1::{self, PutOutcome};
@@ -216,6 +217,12 @@ impl FakeNode {
         }
         let message = next_message(&mut body, &mut held).await?.unwrap_or_default();
         let mut reply = BytesMut::new();
+        let check = match method {
+            "Hello" => seal_of(v1::HelloRequest::decode(message.clone())),
+            "Get" => seal_of(v1::GetRequest::decode(message.clone())),
+            "Verify" => seal_of(v1::VerifyRequest::decode(message.clone())),
+            _ => seal_of(v1::StatsRequest::decode(message.clone())),
+        };
         match method {
             "Hello" => {
                 let name =
@@ -228,31 +235,31 @@ impl FakeNode {
                     start_id: 1,
                     ..v1::HelloReply::default()
                 };
-                put_message(&mut reply, &hello);
+                put_sealed(&mut reply, hello, check);
             }
             "Get" => {
                 let request = v1::GetRequest::decode(message).expect("the client's message");
-                return self.get(objects(&request.runs, 100).expect("the client's ids"), out).await;
+                return self.get(objects(&request.runs, 100).expect("the client's ids"), check, out).await;
             }
             "Verify" => {
                 let request = v1::VerifyRequest::decode(message).expect("the client's message");
                 let sound = objects(&request.runs, 100).expect("the client's ids").len() as u32;
-                put_message(&mut reply, &v1::VerifyReply { sound, dropped: 0 });
+                put_sealed(&mut reply, v1::VerifyReply { sound, ..Default::default() }, check);
             }
-            "Stats" => put_message(&mut reply, &v1::StatsReply::default()),
+            "Stats" => put_sealed(&mut reply, v1::StatsReply::default(), check),
             other => panic!("{other} is not of these tests"),
         }
         out.send_data(reply.freeze(), false)
     }
 
-    async fn get(&self, ids: Vec<Named>, out: &mut SendStream<Body>) -> std::result::Result<(), h2::Error> {
+    async fn get(&self, ids: Vec<Named>, check: u32, out: &mut SendStream<Body>) -> std::result::Result<(), h2::Error> {
         let fault = *self.fault.lock().unwrap();
         for (index, id) in ids.iter().enumerate() {
             let held = self.values.lock().unwrap().get(id).cloned();
             let mut reply = BytesMut::new();
             let Some(mut value) = held else {
                 let miss = v1::Miss { index: index as u32, reason: v1::MissReason::Absent as i32 };
-                put_message(&mut reply, &v1::GetReply { piece: None, misses: vec![miss] });
+                put_sealed(&mut reply, v1::GetReply { misses: vec![miss], ..Default::default() }, check);
                 send(out, reply.freeze()).await?;
                 continue;
             };
@@ -274,7 +281,7 @@ impl FakeNode {
                     offset,
                     crc32c: ends.then(|| crcs[(end - 1) / CHUNK_BYTES]),
                 };
-                put_head(&mut reply, Carrier::GetReply, &head, data.len());
+                put_head(&mut reply, Carrier::GetReply, &head, data.len(), check);
                 reply.extend_from_slice(data);
                 send(out, reply.split().freeze()).await?;
             }
@@ -286,8 +293,11 @@ impl FakeNode {
         let mut held = BytesMut::new();
         let mut offers: Vec<v1::Offer> = Vec::new();
         let mut values: HashMap<u32, Vec<u8>> = HashMap::new();
+        let mut check = None;
         while let Some(message) = next_message(&mut body, &mut held).await? {
             let request = v1::PutRequest::decode(message).expect("the client's message");
+            let found = check::verify(&request, check.unwrap_or(check::FIRST)).expect("the client's check");
+            let check = *check.get_or_insert(found);
             let mut answers = Vec::new();
             for offer in request.offers {
                 let index = offers.len() as u32;
@@ -320,12 +330,17 @@ impl FakeNode {
             }
             if !answers.is_empty() {
                 let mut reply = BytesMut::new();
-                put_message(&mut reply, &v1::PutReply { answers });
+                put_sealed(&mut reply, v1::PutReply { answers, ..Default::default() }, check);
                 send(out, reply.freeze()).await?;
             }
         }
         Ok(())
     }
+}
+
+/// The check of a request, which must fit.
+fn seal_of<M: Checked>(request: std::result::Result<M, prost::DecodeError>) -> u32 {
+    check::verify(&request.expect("the client's message"), check::FIRST).expect("the client's check")
 }
 
 /// Sends as the client's window allows.

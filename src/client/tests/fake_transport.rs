@@ -101,7 +101,7 @@ impl Transport for Fake {
             let mask = |key: &[u8; 32]| values.keys().filter(|(k, _)| k == key).fold(0, |m, (_, part)| m | 1 << part);
             let masks: Vec<u64> = keys.iter().map(mask).collect();
             let leased_keys = if lease_ms > 0 { masks.len() as u32 / 2 } else { 0 };
-            Ok(v1::ExistsReply { masks, leased_keys })
+            Ok(v1::ExistsReply { masks, leased_keys, ..Default::default() })
         })
     }
 
@@ -152,7 +152,8 @@ impl Transport for Fake {
             let values = self.0.values.lock().unwrap();
             let names = ids(&runs);
             self.0.touched.lock().unwrap().extend(names.iter().map(|(key, _)| *key));
-            Ok(v1::TouchReply { present: names.iter().filter(|name| values.contains_key(name)).count() as u32 })
+            let present = names.iter().filter(|name| values.contains_key(name)).count() as u32;
+            Ok(v1::TouchReply { present, ..Default::default() })
         })
     }
 
@@ -160,7 +161,8 @@ impl Transport for Fake {
         Box::pin(async move {
             self.0.answer("delete").await?;
             let mut values = self.0.values.lock().unwrap();
-            Ok(v1::DeleteReply { deleted: ids(&runs).iter().filter_map(|name| values.remove(name)).count() as u32 })
+            let deleted = ids(&runs).iter().filter_map(|name| values.remove(name)).count() as u32;
+            Ok(v1::DeleteReply { deleted, ..Default::default() })
         })
     }
 
@@ -169,7 +171,7 @@ impl Transport for Fake {
             self.0.answer("verify").await?;
             let values = self.0.values.lock().unwrap();
             let sound = ids(&runs).iter().filter(|name| values.contains_key(name)).count() as u32;
-            Ok(v1::VerifyReply { sound, dropped: 0 })
+            Ok(v1::VerifyReply { sound, ..Default::default() })
         })
     }
 

@@ -9,7 +9,6 @@ mod membership;
 mod placement;
 mod puts;
 mod ramp;
-mod reply;
 
 use super::*;
 

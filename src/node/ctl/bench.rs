@@ -1,8 +1,9 @@
 //! `gcachectl bench`: is a cluster as fast as it should be? Over gRPC, from one process, value by value compared.
 
-use super::Cluster;
+use super::{Cluster, opened};
 use crate::node::units::Size;
 use crate::ring::bucket_of;
+use crate::rpc::check;
 use crate::rpc::ids::pack;
 use crate::rpc::limits::{CHUNK_BYTES, MAX_OBJECTS, MAX_VALUE_BYTES, VERSIONS};
 use crate::rpc::v1::{DeleteRequest, GetRequest, ObjectRun, Offer, Piece, PutOutcome, PutRequest};
@@ -116,8 +117,13 @@ impl Bench<'_> {
             extent: item.key.to_vec().into(),
             ..Offer::default()
         });
-        let first =
-            PutRequest { version: *VERSIONS.end(), tenant: self.cluster.tenant, offers: offers.collect(), piece: None };
+        let mut first = PutRequest {
+            version: *VERSIONS.end(),
+            tenant: self.cluster.tenant,
+            offers: offers.collect(),
+            ..Default::default()
+        };
+        let check = check::seal(&mut first, check::FIRST);
         let gone = |_| Status::cancelled("the stream ended");
         send.send(first).await.map_err(gone)?;
         let request = self.cluster.request(ReceiverStream::new(receive));
@@ -132,7 +138,9 @@ impl Bench<'_> {
                     let start = chunk * CHUNK_BYTES;
                     let data = value.slice(start..value.len().min(start + CHUNK_BYTES));
                     let piece = Piece { index, offset: start as u64, crc32c: Some(*crc), data, ..Piece::default() };
-                    if send.send(PutRequest { piece: Some(piece), ..PutRequest::default() }).await.is_err() {
+                    let mut request = PutRequest { piece: Some(piece), ..PutRequest::default() };
+                    check::seal(&mut request, check);
+                    if send.send(request).await.is_err() {
                         return;
                     }
                 }
@@ -140,7 +148,7 @@ impl Bench<'_> {
         });
         let mut want = Some(want);
         while let Some(reply) = answers.message().await? {
-            for answer in reply.answers {
+            for answer in opened(reply, check)?.answers {
                 if answer.outcome == PutOutcome::Wanted as i32 {
                     let _ = want.as_ref().map(|w| w.send(answer.index));
                     continue;
@@ -157,13 +165,17 @@ impl Bench<'_> {
 
     /// How many were found, and how many of them were what had been put.
     async fn get(&self, node: usize, items: &[Item]) -> Result<(u64, u64), Status> {
-        let request =
-            GetRequest { version: *VERSIONS.end(), tenant: self.cluster.tenant, piece_bytes: 0, runs: runs(items) };
-        let mut replies =
-            self.cluster.peers[node].client.clone().get(self.cluster.request(request)).await?.into_inner();
+        let request = GetRequest {
+            version: *VERSIONS.end(),
+            tenant: self.cluster.tenant,
+            runs: runs(items),
+            ..Default::default()
+        };
+        let (request, check) = self.cluster.sealed(request);
+        let mut replies = self.cluster.peers[node].client.clone().get(request).await?.into_inner();
         let (mut found, mut equal, mut same) = (0, 0, true);
         while let Some(reply) = replies.message().await? {
-            let Some(piece) = reply.piece else { continue };
+            let Some(piece) = opened(reply, check)?.piece else { continue };
             let start = piece.offset as usize;
             let end = start + piece.data.len();
             same = (start == 0 || same) && self.value.get(start..end) == Some(&piece.data[..]);
@@ -176,9 +188,14 @@ impl Bench<'_> {
     }
 
     async fn delete(&self, node: usize, items: &[Item]) -> Result<(), Status> {
-        let request = DeleteRequest { version: *VERSIONS.end(), tenant: self.cluster.tenant, runs: runs(items) };
-        self.cluster.peers[node].client.clone().delete(self.cluster.request(request)).await?;
-        Ok(())
+        let request = DeleteRequest {
+            version: *VERSIONS.end(),
+            tenant: self.cluster.tenant,
+            runs: runs(items),
+            ..Default::default()
+        };
+        let (request, check) = self.cluster.sealed(request);
+        opened(self.cluster.peers[node].client.clone().delete(request).await?.into_inner(), check).map(drop)
     }
 }
 

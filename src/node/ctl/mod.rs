@@ -10,6 +10,7 @@ pub use verify::verify;
 
 use super::listen::Address;
 use crate::ring::{self, Table, bucket_of};
+use crate::rpc::check::{self, Checked};
 use crate::rpc::limits::MAX_MESSAGE_BYTES;
 use crate::rpc::v1::g_cache_client::GCacheClient;
 use serde_json::json;
@@ -82,6 +83,12 @@ impl Cluster {
         })
     }
 
+    /// A sealed request with the token and the deadline, and its check.
+    pub fn sealed<T: Checked>(&self, mut message: T) -> (tonic::Request<T>, u32) {
+        let check = check::seal(&mut message, check::FIRST);
+        (self.request(message), check)
+    }
+
     /// A request with the token and the deadline.
     pub fn request<T>(&self, message: T) -> tonic::Request<T> {
         let mut request = tonic::Request::new(message);
@@ -118,6 +125,15 @@ impl Peer {
         let client = GCacheClient::new(endpoint.connect_lazy()).max_decoding_message_size(MAX_MESSAGE_BYTES);
         Ok(Peer { node, address, client })
     }
+}
+
+/// The answer to a request with this check.
+///
+/// # Errors
+/// `DATA_LOSS`: it was altered on its way.
+pub fn opened<T: Checked>(answer: T, check: u32) -> Result<T, tonic::Status> {
+    check::verify(&answer, check).map_err(|e| tonic::Status::data_loss(e.to_string()))?;
+    Ok(answer)
 }
 
 /// `name=address` or `name=address*weight`.

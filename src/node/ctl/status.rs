@@ -1,6 +1,6 @@
 //! `gcachectl status`: every node at once, each with its own deadline.
 
-use super::{Cluster, Peer};
+use super::{Cluster, Peer, opened};
 use crate::node::units::Size;
 use crate::rpc::limits::VERSIONS;
 use crate::rpc::v1::{HelloReply, HelloRequest, StatsReply, StatsRequest};
@@ -42,10 +42,12 @@ async fn ask(cluster: &Cluster, peer: &Peer) -> Result<Answer, String> {
     let (min_version, max_version) = VERSIONS.into_inner();
     let mut client = peer.client.clone();
     let both = async {
-        let hello = HelloRequest { min_version, max_version, client: "gcachectl".into() };
-        let hello = client.hello(cluster.request(hello)).await?.into_inner();
-        let stats = StatsRequest { version: hello.version, tenant: cluster.tenant };
-        let stats = client.stats(cluster.request(stats)).await?.into_inner();
+        let hello = HelloRequest { min_version, max_version, client: "gcachectl".into(), ..Default::default() };
+        let (request, check) = cluster.sealed(hello);
+        let hello = opened(client.hello(request).await?.into_inner(), check)?;
+        let stats = StatsRequest { version: hello.version, tenant: cluster.tenant, ..Default::default() };
+        let (request, check) = cluster.sealed(stats);
+        let stats = opened(client.stats(request).await?.into_inner(), check)?;
         Ok::<_, tonic::Status>(Answer { hello, stats })
     };
     match tokio::time::timeout(cluster.deadline, both).await {

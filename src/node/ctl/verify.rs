@@ -1,6 +1,6 @@
 //! `gcachectl verify`: the nodes compare values with their CRCs where they are.
 
-use super::{Cluster, key};
+use super::{Cluster, key, opened};
 use crate::ring::bucket_of;
 use crate::rpc::ids::pack;
 use crate::rpc::limits::{MAX_OBJECTS, PARTS, VERSIONS};
@@ -46,11 +46,18 @@ pub async fn verify(cluster: &Cluster, objects: &[String], json: bool) -> Result
     for (owner, runs) in of_node {
         let peer = &cluster.peers[owner];
         for runs in runs.chunks(MAX_OBJECTS) {
-            let request = VerifyRequest { version: *VERSIONS.end(), tenant: cluster.tenant, runs: runs.to_vec() };
-            match peer.client.clone().verify(cluster.request(request)).await {
+            let request = VerifyRequest {
+                version: *VERSIONS.end(),
+                tenant: cluster.tenant,
+                runs: runs.to_vec(),
+                ..Default::default()
+            };
+            let (request, check) = cluster.sealed(request);
+            let answer = peer.client.clone().verify(request).await;
+            match answer.and_then(|answer| opened(answer.into_inner(), check)) {
                 Ok(reply) => {
-                    sound += reply.get_ref().sound;
-                    dropped += reply.get_ref().dropped;
+                    sound += reply.sound;
+                    dropped += reply.dropped;
                 }
                 Err(e) => failed.push(format!("{}: {:?}: {}", peer.node.name, e.code(), e.message())),
             }

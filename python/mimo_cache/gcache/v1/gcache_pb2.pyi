@@ -7,6 +7,10 @@ deadlines, what may be sent again.
 Words: an object is the bytes of one page for one part. A part is group x 32 + shard, group 0 for full pages and 1 for SWA
 pages. A chunk is 1 MiB of an object's value, the last one shorter; each has one CRC32C, from the writer's memory to
 the reader's. A piece is what one message carries of a chunk.
+
+Every request and every answer begins with its `check`: a CRC32C over all its other fields and over the check of the call's
+first request (docs/protocol.md, "Checks"). Without it a flipped bit in a name would be another object's name, and one in
+the number of a stream another call's answer.
 """
 
 from collections import abc as _abc
@@ -89,9 +93,11 @@ class HelloRequest(_message.Message):
 
     DESCRIPTOR: _descriptor.Descriptor
 
+    CHECK_FIELD_NUMBER: _builtins.int
     MIN_VERSION_FIELD_NUMBER: _builtins.int
     MAX_VERSION_FIELD_NUMBER: _builtins.int
     CLIENT_FIELD_NUMBER: _builtins.int
+    check: _builtins.int
     min_version: _builtins.int
     """Versions the client speaks, both included. The node answers with the highest that both speak."""
     max_version: _builtins.int
@@ -100,15 +106,18 @@ class HelloRequest(_message.Message):
     def __init__(
         self,
         *,
+        check: _builtins.int | None = ...,
         min_version: _builtins.int = ...,
         max_version: _builtins.int = ...,
         client: _builtins.str = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_check", b"_check", "check", b"check"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["client", b"client", "max_version", b"max_version", "min_version", b"min_version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_check", b"_check", "check", b"check", "client", b"client", "max_version", b"max_version", "min_version", b"min_version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__check: _TypeAlias = _typing.Literal["check"]  # noqa: Y015
+    _WhichOneofArgType__check: _TypeAlias = _typing.Literal["_check", b"_check"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__check) -> _WhichOneofReturnType__check | None: ...
 
 Global___HelloRequest: _TypeAlias = HelloRequest  # noqa: Y015
 
@@ -116,6 +125,7 @@ Global___HelloRequest: _TypeAlias = HelloRequest  # noqa: Y015
 class HelloReply(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
+    CHECK_FIELD_NUMBER: _builtins.int
     VERSION_FIELD_NUMBER: _builtins.int
     MIN_VERSION_FIELD_NUMBER: _builtins.int
     MAX_VERSION_FIELD_NUMBER: _builtins.int
@@ -125,6 +135,7 @@ class HelloReply(_message.Message):
     MACHINE_FIELD_NUMBER: _builtins.int
     LIMITS_FIELD_NUMBER: _builtins.int
     FAST_PATH_FIELD_NUMBER: _builtins.int
+    check: _builtins.int
     version: _builtins.int
     """The version to use in every request."""
     min_version: _builtins.int
@@ -147,6 +158,7 @@ class HelloReply(_message.Message):
     def __init__(
         self,
         *,
+        check: _builtins.int | None = ...,
         version: _builtins.int = ...,
         min_version: _builtins.int = ...,
         max_version: _builtins.int = ...,
@@ -157,11 +169,13 @@ class HelloReply(_message.Message):
         limits: Global___Limits | None = ...,
         fast_path: Global___FastPath | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["fast_path", b"fast_path", "limits", b"limits"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_check", b"_check", "check", b"check", "fast_path", b"fast_path", "limits", b"limits"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["fast_path", b"fast_path", "limits", b"limits", "machine", b"machine", "max_version", b"max_version", "min_version", b"min_version", "node", b"node", "program", b"program", "start_id", b"start_id", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_check", b"_check", "check", b"check", "fast_path", b"fast_path", "limits", b"limits", "machine", b"machine", "max_version", b"max_version", "min_version", b"min_version", "node", b"node", "program", b"program", "start_id", b"start_id", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__check: _TypeAlias = _typing.Literal["check"]  # noqa: Y015
+    _WhichOneofArgType__check: _TypeAlias = _typing.Literal["_check", b"_check"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__check) -> _WhichOneofReturnType__check | None: ...
 
 Global___HelloReply: _TypeAlias = HelloReply  # noqa: Y015
 
@@ -299,10 +313,12 @@ class ExistsRequest(_message.Message):
 
     DESCRIPTOR: _descriptor.Descriptor
 
+    CHECK_FIELD_NUMBER: _builtins.int
     VERSION_FIELD_NUMBER: _builtins.int
     TENANT_FIELD_NUMBER: _builtins.int
     LEASE_MS_FIELD_NUMBER: _builtins.int
     RUNS_FIELD_NUMBER: _builtins.int
+    check: _builtins.int
     version: _builtins.int
     tenant: _builtins.int
     lease_ms: _builtins.int
@@ -312,16 +328,19 @@ class ExistsRequest(_message.Message):
     def __init__(
         self,
         *,
+        check: _builtins.int | None = ...,
         version: _builtins.int = ...,
         tenant: _builtins.int = ...,
         lease_ms: _builtins.int = ...,
         runs: _abc.Iterable[Global___KeyRun] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_check", b"_check", "check", b"check"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["lease_ms", b"lease_ms", "runs", b"runs", "tenant", b"tenant", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_check", b"_check", "check", b"check", "lease_ms", b"lease_ms", "runs", b"runs", "tenant", b"tenant", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__check: _TypeAlias = _typing.Literal["check"]  # noqa: Y015
+    _WhichOneofArgType__check: _TypeAlias = _typing.Literal["_check", b"_check"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__check) -> _WhichOneofReturnType__check | None: ...
 
 Global___ExistsRequest: _TypeAlias = ExistsRequest  # noqa: Y015
 
@@ -329,8 +348,10 @@ Global___ExistsRequest: _TypeAlias = ExistsRequest  # noqa: Y015
 class ExistsReply(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
+    CHECK_FIELD_NUMBER: _builtins.int
     MASKS_FIELD_NUMBER: _builtins.int
     LEASED_KEYS_FIELD_NUMBER: _builtins.int
+    check: _builtins.int
     leased_keys: _builtins.int
     """The first so many keys are leased in all the parts reported. Less than asked for where the node's lease bytes end."""
     @_builtins.property
@@ -340,14 +361,17 @@ class ExistsReply(_message.Message):
     def __init__(
         self,
         *,
+        check: _builtins.int | None = ...,
         masks: _abc.Iterable[_builtins.int] | None = ...,
         leased_keys: _builtins.int = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_check", b"_check", "check", b"check"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["leased_keys", b"leased_keys", "masks", b"masks"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_check", b"_check", "check", b"check", "leased_keys", b"leased_keys", "masks", b"masks"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__check: _TypeAlias = _typing.Literal["check"]  # noqa: Y015
+    _WhichOneofArgType__check: _TypeAlias = _typing.Literal["_check", b"_check"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__check) -> _WhichOneofReturnType__check | None: ...
 
 Global___ExistsReply: _TypeAlias = ExistsReply  # noqa: Y015
 
@@ -355,9 +379,11 @@ Global___ExistsReply: _TypeAlias = ExistsReply  # noqa: Y015
 class TouchRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
+    CHECK_FIELD_NUMBER: _builtins.int
     VERSION_FIELD_NUMBER: _builtins.int
     TENANT_FIELD_NUMBER: _builtins.int
     RUNS_FIELD_NUMBER: _builtins.int
+    check: _builtins.int
     version: _builtins.int
     tenant: _builtins.int
     @_builtins.property
@@ -367,15 +393,18 @@ class TouchRequest(_message.Message):
     def __init__(
         self,
         *,
+        check: _builtins.int | None = ...,
         version: _builtins.int = ...,
         tenant: _builtins.int = ...,
         runs: _abc.Iterable[Global___ObjectRun] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_check", b"_check", "check", b"check"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["runs", b"runs", "tenant", b"tenant", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_check", b"_check", "check", b"check", "runs", b"runs", "tenant", b"tenant", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__check: _TypeAlias = _typing.Literal["check"]  # noqa: Y015
+    _WhichOneofArgType__check: _TypeAlias = _typing.Literal["_check", b"_check"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__check) -> _WhichOneofReturnType__check | None: ...
 
 Global___TouchRequest: _TypeAlias = TouchRequest  # noqa: Y015
 
@@ -383,19 +412,24 @@ Global___TouchRequest: _TypeAlias = TouchRequest  # noqa: Y015
 class TouchReply(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
+    CHECK_FIELD_NUMBER: _builtins.int
     PRESENT_FIELD_NUMBER: _builtins.int
+    check: _builtins.int
     present: _builtins.int
     """How many are there."""
     def __init__(
         self,
         *,
+        check: _builtins.int | None = ...,
         present: _builtins.int = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_check", b"_check", "check", b"check"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["present", b"present"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_check", b"_check", "check", b"check", "present", b"present"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__check: _TypeAlias = _typing.Literal["check"]  # noqa: Y015
+    _WhichOneofArgType__check: _TypeAlias = _typing.Literal["_check", b"_check"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__check) -> _WhichOneofReturnType__check | None: ...
 
 Global___TouchReply: _TypeAlias = TouchReply  # noqa: Y015
 
@@ -403,9 +437,11 @@ Global___TouchReply: _TypeAlias = TouchReply  # noqa: Y015
 class DeleteRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
+    CHECK_FIELD_NUMBER: _builtins.int
     VERSION_FIELD_NUMBER: _builtins.int
     TENANT_FIELD_NUMBER: _builtins.int
     RUNS_FIELD_NUMBER: _builtins.int
+    check: _builtins.int
     version: _builtins.int
     tenant: _builtins.int
     @_builtins.property
@@ -413,15 +449,18 @@ class DeleteRequest(_message.Message):
     def __init__(
         self,
         *,
+        check: _builtins.int | None = ...,
         version: _builtins.int = ...,
         tenant: _builtins.int = ...,
         runs: _abc.Iterable[Global___ObjectRun] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_check", b"_check", "check", b"check"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["runs", b"runs", "tenant", b"tenant", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_check", b"_check", "check", b"check", "runs", b"runs", "tenant", b"tenant", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__check: _TypeAlias = _typing.Literal["check"]  # noqa: Y015
+    _WhichOneofArgType__check: _TypeAlias = _typing.Literal["_check", b"_check"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__check) -> _WhichOneofReturnType__check | None: ...
 
 Global___DeleteRequest: _TypeAlias = DeleteRequest  # noqa: Y015
 
@@ -429,19 +468,24 @@ Global___DeleteRequest: _TypeAlias = DeleteRequest  # noqa: Y015
 class DeleteReply(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
+    CHECK_FIELD_NUMBER: _builtins.int
     DELETED_FIELD_NUMBER: _builtins.int
+    check: _builtins.int
     deleted: _builtins.int
     """How many were there."""
     def __init__(
         self,
         *,
+        check: _builtins.int | None = ...,
         deleted: _builtins.int = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_check", b"_check", "check", b"check"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["deleted", b"deleted"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_check", b"_check", "check", b"check", "deleted", b"deleted"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__check: _TypeAlias = _typing.Literal["check"]  # noqa: Y015
+    _WhichOneofArgType__check: _TypeAlias = _typing.Literal["_check", b"_check"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__check) -> _WhichOneofReturnType__check | None: ...
 
 Global___DeleteReply: _TypeAlias = DeleteReply  # noqa: Y015
 
@@ -449,9 +493,11 @@ Global___DeleteReply: _TypeAlias = DeleteReply  # noqa: Y015
 class VerifyRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
+    CHECK_FIELD_NUMBER: _builtins.int
     VERSION_FIELD_NUMBER: _builtins.int
     TENANT_FIELD_NUMBER: _builtins.int
     RUNS_FIELD_NUMBER: _builtins.int
+    check: _builtins.int
     version: _builtins.int
     tenant: _builtins.int
     @_builtins.property
@@ -459,15 +505,18 @@ class VerifyRequest(_message.Message):
     def __init__(
         self,
         *,
+        check: _builtins.int | None = ...,
         version: _builtins.int = ...,
         tenant: _builtins.int = ...,
         runs: _abc.Iterable[Global___ObjectRun] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_check", b"_check", "check", b"check"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["runs", b"runs", "tenant", b"tenant", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_check", b"_check", "check", b"check", "runs", b"runs", "tenant", b"tenant", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__check: _TypeAlias = _typing.Literal["check"]  # noqa: Y015
+    _WhichOneofArgType__check: _TypeAlias = _typing.Literal["_check", b"_check"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__check) -> _WhichOneofReturnType__check | None: ...
 
 Global___VerifyRequest: _TypeAlias = VerifyRequest  # noqa: Y015
 
@@ -475,8 +524,10 @@ Global___VerifyRequest: _TypeAlias = VerifyRequest  # noqa: Y015
 class VerifyReply(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
+    CHECK_FIELD_NUMBER: _builtins.int
     SOUND_FIELD_NUMBER: _builtins.int
     DROPPED_FIELD_NUMBER: _builtins.int
+    check: _builtins.int
     sound: _builtins.int
     """How many are there and sound."""
     dropped: _builtins.int
@@ -484,14 +535,17 @@ class VerifyReply(_message.Message):
     def __init__(
         self,
         *,
+        check: _builtins.int | None = ...,
         sound: _builtins.int = ...,
         dropped: _builtins.int = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_check", b"_check", "check", b"check"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["dropped", b"dropped", "sound", b"sound"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_check", b"_check", "check", b"check", "dropped", b"dropped", "sound", b"sound"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__check: _TypeAlias = _typing.Literal["check"]  # noqa: Y015
+    _WhichOneofArgType__check: _TypeAlias = _typing.Literal["_check", b"_check"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__check) -> _WhichOneofReturnType__check | None: ...
 
 Global___VerifyReply: _TypeAlias = VerifyReply  # noqa: Y015
 
@@ -546,10 +600,12 @@ Global___Piece: _TypeAlias = Piece  # noqa: Y015
 class GetRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
+    CHECK_FIELD_NUMBER: _builtins.int
     VERSION_FIELD_NUMBER: _builtins.int
     TENANT_FIELD_NUMBER: _builtins.int
     PIECE_BYTES_FIELD_NUMBER: _builtins.int
     RUNS_FIELD_NUMBER: _builtins.int
+    check: _builtins.int
     version: _builtins.int
     tenant: _builtins.int
     piece_bytes: _builtins.int
@@ -559,16 +615,19 @@ class GetRequest(_message.Message):
     def __init__(
         self,
         *,
+        check: _builtins.int | None = ...,
         version: _builtins.int = ...,
         tenant: _builtins.int = ...,
         piece_bytes: _builtins.int = ...,
         runs: _abc.Iterable[Global___ObjectRun] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_check", b"_check", "check", b"check"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["piece_bytes", b"piece_bytes", "runs", b"runs", "tenant", b"tenant", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_check", b"_check", "check", b"check", "piece_bytes", b"piece_bytes", "runs", b"runs", "tenant", b"tenant", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__check: _TypeAlias = _typing.Literal["check"]  # noqa: Y015
+    _WhichOneofArgType__check: _TypeAlias = _typing.Literal["_check", b"_check"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__check) -> _WhichOneofReturnType__check | None: ...
 
 Global___GetRequest: _TypeAlias = GetRequest  # noqa: Y015
 
@@ -576,8 +635,10 @@ Global___GetRequest: _TypeAlias = GetRequest  # noqa: Y015
 class GetReply(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
+    CHECK_FIELD_NUMBER: _builtins.int
     PIECE_FIELD_NUMBER: _builtins.int
     MISSES_FIELD_NUMBER: _builtins.int
+    check: _builtins.int
     @_builtins.property
     def piece(self) -> Global___Piece:
         """Either a piece or misses."""
@@ -587,14 +648,17 @@ class GetReply(_message.Message):
     def __init__(
         self,
         *,
+        check: _builtins.int | None = ...,
         piece: Global___Piece | None = ...,
         misses: _abc.Iterable[Global___Miss] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["piece", b"piece"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_check", b"_check", "check", b"check", "piece", b"piece"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["misses", b"misses", "piece", b"piece"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_check", b"_check", "check", b"check", "misses", b"misses", "piece", b"piece"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__check: _TypeAlias = _typing.Literal["check"]  # noqa: Y015
+    _WhichOneofArgType__check: _TypeAlias = _typing.Literal["_check", b"_check"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__check) -> _WhichOneofReturnType__check | None: ...
 
 Global___GetReply: _TypeAlias = GetReply  # noqa: Y015
 
@@ -669,10 +733,12 @@ Global___Offer: _TypeAlias = Offer  # noqa: Y015
 class PutRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
+    CHECK_FIELD_NUMBER: _builtins.int
     VERSION_FIELD_NUMBER: _builtins.int
     TENANT_FIELD_NUMBER: _builtins.int
     OFFERS_FIELD_NUMBER: _builtins.int
     PIECE_FIELD_NUMBER: _builtins.int
+    check: _builtins.int
     version: _builtins.int
     """Both in the first message of the stream; later 0 or the same."""
     tenant: _builtins.int
@@ -687,16 +753,19 @@ class PutRequest(_message.Message):
     def __init__(
         self,
         *,
+        check: _builtins.int | None = ...,
         version: _builtins.int = ...,
         tenant: _builtins.int = ...,
         offers: _abc.Iterable[Global___Offer] | None = ...,
         piece: Global___Piece | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["piece", b"piece"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_check", b"_check", "check", b"check", "piece", b"piece"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["offers", b"offers", "piece", b"piece", "tenant", b"tenant", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_check", b"_check", "check", b"check", "offers", b"offers", "piece", b"piece", "tenant", b"tenant", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__check: _TypeAlias = _typing.Literal["check"]  # noqa: Y015
+    _WhichOneofArgType__check: _TypeAlias = _typing.Literal["_check", b"_check"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__check) -> _WhichOneofReturnType__check | None: ...
 
 Global___PutRequest: _TypeAlias = PutRequest  # noqa: Y015
 
@@ -704,19 +773,24 @@ Global___PutRequest: _TypeAlias = PutRequest  # noqa: Y015
 class PutReply(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
+    CHECK_FIELD_NUMBER: _builtins.int
     ANSWERS_FIELD_NUMBER: _builtins.int
+    check: _builtins.int
     @_builtins.property
     def answers(self) -> _containers.RepeatedCompositeFieldContainer[Global___Answer]: ...
     def __init__(
         self,
         *,
+        check: _builtins.int | None = ...,
         answers: _abc.Iterable[Global___Answer] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_check", b"_check", "check", b"check"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["answers", b"answers"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_check", b"_check", "answers", b"answers", "check", b"check"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__check: _TypeAlias = _typing.Literal["check"]  # noqa: Y015
+    _WhichOneofArgType__check: _TypeAlias = _typing.Literal["_check", b"_check"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__check) -> _WhichOneofReturnType__check | None: ...
 
 Global___PutReply: _TypeAlias = PutReply  # noqa: Y015
 
@@ -748,22 +822,27 @@ class StatsRequest(_message.Message):
 
     DESCRIPTOR: _descriptor.Descriptor
 
+    CHECK_FIELD_NUMBER: _builtins.int
     VERSION_FIELD_NUMBER: _builtins.int
     TENANT_FIELD_NUMBER: _builtins.int
+    check: _builtins.int
     version: _builtins.int
     tenant: _builtins.int
     """Must be a tenant that the caller may act for. The counts are the node's."""
     def __init__(
         self,
         *,
+        check: _builtins.int | None = ...,
         version: _builtins.int = ...,
         tenant: _builtins.int = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_check", b"_check", "check", b"check"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["tenant", b"tenant", "version", b"version"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_check", b"_check", "check", b"check", "tenant", b"tenant", "version", b"version"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__check: _TypeAlias = _typing.Literal["check"]  # noqa: Y015
+    _WhichOneofArgType__check: _TypeAlias = _typing.Literal["_check", b"_check"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__check) -> _WhichOneofReturnType__check | None: ...
 
 Global___StatsRequest: _TypeAlias = StatsRequest  # noqa: Y015
 
@@ -771,6 +850,7 @@ Global___StatsRequest: _TypeAlias = StatsRequest  # noqa: Y015
 class StatsReply(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
+    CHECK_FIELD_NUMBER: _builtins.int
     NODE_FIELD_NUMBER: _builtins.int
     PROGRAM_FIELD_NUMBER: _builtins.int
     START_ID_FIELD_NUMBER: _builtins.int
@@ -779,6 +859,7 @@ class StatsReply(_message.Message):
     CONNECTIONS_FIELD_NUMBER: _builtins.int
     STREAMS_FIELD_NUMBER: _builtins.int
     TIERS_FIELD_NUMBER: _builtins.int
+    check: _builtins.int
     node: _builtins.str
     program: _builtins.str
     start_id: _builtins.int
@@ -794,6 +875,7 @@ class StatsReply(_message.Message):
     def __init__(
         self,
         *,
+        check: _builtins.int | None = ...,
         node: _builtins.str = ...,
         program: _builtins.str = ...,
         start_id: _builtins.int = ...,
@@ -803,11 +885,13 @@ class StatsReply(_message.Message):
         streams: _builtins.int = ...,
         tiers: _abc.Iterable[Global___TierStats] | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_check", b"_check", "check", b"check"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["connections", b"connections", "draining", b"draining", "node", b"node", "program", b"program", "start_id", b"start_id", "streams", b"streams", "tiers", b"tiers", "uptime_ms", b"uptime_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_check", b"_check", "check", b"check", "connections", b"connections", "draining", b"draining", "node", b"node", "program", b"program", "start_id", b"start_id", "streams", b"streams", "tiers", b"tiers", "uptime_ms", b"uptime_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__check: _TypeAlias = _typing.Literal["check"]  # noqa: Y015
+    _WhichOneofArgType__check: _TypeAlias = _typing.Literal["_check", b"_check"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__check) -> _WhichOneofReturnType__check | None: ...
 
 Global___StatsReply: _TypeAlias = StatsReply  # noqa: Y015
 

@@ -7,6 +7,10 @@ deadlines, what may be sent again.
 Words: an object is the bytes of one page for one part. A part is group x 32 + shard, group 0 for full pages and 1 for SWA
 pages. A chunk is 1 MiB of an object's value, the last one shorter; each has one CRC32C, from the writer's memory to
 the reader's. A piece is what one message carries of a chunk.
+
+Every request and every answer begins with its `check`: a CRC32C over all its other fields and over the check of the call's
+first request (docs/protocol.md, "Checks"). Without it a flipped bit in a name would be another object's name, and one in
+the number of a stream another call's answer.
 """
 
 from collections import abc as _abc
