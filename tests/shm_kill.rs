@@ -209,7 +209,7 @@ fn read_again_and_again(path: &Path) {
         let crcs: Vec<u32> = n[7..].iter().map(|c| *c as u32).collect();
         let mut copy = vec![0; n[2] as usize];
         say("copying");
-        let outcome = reader.copy(&at, &crcs, &mut copy);
+        let outcome = reader.copy(&at, &crcs, &mut [&mut copy], || true);
         let right = copy == value(n[0], copy.len());
         say(&format!("{} {right}", outcome.map_or_else(|f| format!("{f:?}"), |()| "Copied".into())));
     }

@@ -280,32 +280,71 @@ fn a_reader_notices_that_the_slot_was_reused() {
     let pinned = store.get(1, &id(1, 0)).unwrap();
     let (at, crcs) = (pinned.shared_ref(), pinned.crcs().to_vec());
     let mut copy = vec![0; 300_000];
-    assert_eq!(reader.copy(&at, &crcs, &mut copy), Ok(()));
+    assert_eq!(reader.copy(&at, &crcs, &mut [&mut copy], || true), Ok(()));
     assert_eq!(copy, value(1, 300_000));
-    assert_eq!(reader.copy(&at, &[crcs[0] ^ 1], &mut copy), Err(ReadFault::Damaged));
+    assert_eq!(reader.copy(&at, &[crcs[0] ^ 1], &mut [&mut copy], || true), Err(ReadFault::Damaged));
     for bad in [
         SharedRef { offset: !4095, ..at },
         SharedRef { offset: at.offset + 8, ..at },
-        SharedRef { len: 299_999, ..at },
+        SharedRef { len: 300_001, ..at },
+        SharedRef { len: u64::MAX - 4095, ..at },
         SharedRef { offset: (4 << 20) - 4096, ..at },
         SharedRef { header_at: 4 << 20, ..at },
         SharedRef { header_at: 3, ..at },
         SharedRef { span_at: u64::MAX, ..at },
         SharedRef { span_at: u64::MAX - 7, ..at },
     ] {
-        assert_eq!(reader.copy(&bad, &crcs, &mut copy), Err(ReadFault::Invalid), "{bad:?}");
+        assert_eq!(reader.copy(&bad, &crcs, &mut [&mut copy], || true), Err(ReadFault::Invalid), "{bad:?}");
     }
-    assert_eq!(reader.copy(&at, &[], &mut copy), Err(ReadFault::Invalid));
-    assert_eq!(reader.copy(&at, &[1, 2], &mut copy), Err(ReadFault::Invalid));
+    let short = SharedRef { len: 299_999, ..at };
+    assert_eq!(reader.copy(&short, &crcs, &mut [&mut copy], || true), Err(ReadFault::Damaged));
+    assert_eq!(reader.copy(&at, &[], &mut [&mut copy], || true), Err(ReadFault::Invalid));
+    assert_eq!(reader.copy(&at, &[1, 2], &mut [&mut copy], || true), Err(ReadFault::Invalid));
     drop(pinned);
     store.delete(1, &[id(1, 0)]);
-    assert_eq!(reader.copy(&at, &crcs, &mut copy), Err(ReadFault::Gone), "deleted");
+    assert_eq!(reader.copy(&at, &crcs, &mut [&mut copy], || true), Err(ReadFault::Gone), "deleted");
     put_n(&store, 1, 300_000);
     let again = store.get(1, &id(1, 0)).unwrap().shared_ref();
     assert_eq!((again.offset, again.header_at), (at.offset, at.header_at), "the same slot");
-    assert_eq!(reader.copy(&at, &crcs, &mut copy), Err(ReadFault::Gone), "even for the same bytes again");
-    assert_eq!(reader.copy(&again, &crcs, &mut copy), Ok(()));
+    assert_eq!(
+        reader.copy(&at, &crcs, &mut [&mut copy], || true),
+        Err(ReadFault::Gone),
+        "even for the same bytes again"
+    );
+    assert_eq!(reader.copy(&again, &crcs, &mut [&mut copy], || true), Ok(()));
     assert!(Reader::new(&std::fs::File::open("/dev/null").unwrap()).is_err());
+}
+
+#[test]
+fn a_reader_fills_pieces_and_stops_when_told() {
+    let (_file, store) = fresh("pieces", 8 * MIB);
+    let len = 2 * CHUNK_BYTES + 777;
+    put_n(&store, 1, len);
+    let reader = Reader::new(&store.reader_file().unwrap()).unwrap();
+    let pinned = store.get(1, &id(1, 0)).unwrap();
+    let (at, crcs) = (pinned.shared_ref(), pinned.crcs());
+    let cuts = [0, 0, 5, CHUNK_BYTES, CHUNK_BYTES + 1, len, len, len + 9];
+    let mut owned: Vec<Vec<u8>> = cuts.windows(2).map(|c| vec![7; c[1] - c[0]]).collect();
+    let mut pieces: Vec<&mut [u8]> = owned.iter_mut().map(|p| &mut p[..]).collect();
+    let mut asked = 0;
+    let result = reader.copy(&at, crcs, &mut pieces, || {
+        asked += 1;
+        true
+    });
+    assert_eq!((result, asked), (Ok(()), 3));
+    assert_eq!(owned.concat(), [value(1, len), vec![7; 9]].concat());
+    // The second of three chunks is not begun.
+    let mut copy = vec![7; len];
+    let mut left = 1;
+    let proceed = || std::mem::replace(&mut left, 0) > 0;
+    assert_eq!(reader.copy(&at, crcs, &mut [&mut copy], proceed), Err(ReadFault::Stopped));
+    assert_eq!(copy[..CHUNK_BYTES], value(1, len)[..CHUNK_BYTES]);
+    assert!(copy[CHUNK_BYTES..].iter().all(|b| *b == 7));
+    let wrong = [crcs[0], crcs[1] ^ 1, crcs[2]];
+    assert_eq!(reader.copy(&at, &wrong, &mut [&mut copy], || true), Err(ReadFault::Damaged));
+    assert_eq!(reader.copy(&at, crcs, &mut [&mut copy[1..]], || true), Err(ReadFault::Invalid));
+    let other = store.reader_file().unwrap();
+    assert!(reader.is_of(&other) && !reader.is_of(&std::fs::File::open("/dev/null").unwrap()));
 }
 
 #[test]
@@ -321,7 +360,7 @@ fn a_reader_of_a_place_that_became_something_else_notices() {
     let most = store.max_value_bytes();
     let Begin::Slot(mut writer) = store.begin(&meta(2, most), 0).unwrap() else { panic!("no slot") };
     writer.bytes().chunks_exact_mut(8).for_each(|w| w.copy_from_slice(&at.header_word.to_le_bytes()));
-    assert_eq!(reader.copy(&at, &crcs, &mut [0; 3000]), Err(ReadFault::Gone));
+    assert_eq!(reader.copy(&at, &crcs, &mut [&mut [0; 3000]], || true), Err(ReadFault::Gone));
 }
 
 #[test]
@@ -345,7 +384,7 @@ fn threads_share_a_store() {
                         store.delete(1, &[id(n, 0)]);
                     }
                     copy.resize(len, 0);
-                    match reader.copy(&at, &crcs, &mut copy) {
+                    match reader.copy(&at, &crcs, &mut [&mut copy], || true) {
                         Ok(()) => assert_eq!(copy, value(n, len)),
                         Err(fault) => assert_eq!(fault, ReadFault::Gone),
                     }

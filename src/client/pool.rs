@@ -27,15 +27,15 @@ pub struct PoolConfig {
     pub connect_deadline: Duration,
 }
 
-/// What the node said when a connection was opened.
+/// What the node said when a connection was opened. Every call looks at it, so that a clone allocates nothing.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Greeting {
     /// For the rest of the client.
     pub info: NodeInfo,
     /// Boot id of its machine.
-    pub machine: Vec<u8>,
+    pub machine: Arc<[u8]>,
     /// The same-host path.
-    pub fast_path: Option<FastPath>,
+    pub fast_path: Option<Arc<FastPath>>,
 }
 
 /// See the head of this file.
@@ -185,7 +185,7 @@ impl Pool {
         }
         let limits = usable(reply.limits.unwrap_or_default())?;
         let info = NodeInfo { start_id: reply.start_id, limits };
-        Ok(Greeting { info, machine: reply.machine.to_vec(), fast_path: reply.fast_path })
+        Ok(Greeting { info, machine: reply.machine[..].into(), fast_path: reply.fast_path.map(Arc::new) })
     }
 }
 

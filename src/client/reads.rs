@@ -11,7 +11,8 @@ use crate::error::Result;
 use crate::rpc::limits::KEY_BYTES;
 use crate::rpc::v1;
 use bytes::BytesMut;
-use futures_util::stream::{FuturesUnordered, StreamExt};
+use futures_util::stream::{self, FuturesUnordered, StreamExt};
+use std::future::Future;
 use std::sync::Arc;
 use tokio::time::Instant;
 
@@ -181,22 +182,17 @@ impl Core {
 
     async fn get_round(&self, items: &mut [GetItem<'_>], groups: Groups<'_>, deadline: Instant) {
         let mut free: Vec<Option<&mut GetItem<'_>>> = items.iter_mut().map(Some).collect();
-        let mut nodes: FuturesUnordered<_> = groups
-            .into_nodes()
-            .into_iter()
-            .map(|(node, share)| {
-                let share: Vec<_> = share.into_iter().filter_map(|(i, b)| Some((free[i].take()?, b))).collect();
-                self.get_from(node, share, deadline)
-            })
-            .collect();
-        while nodes.next().await.is_some() {}
+        let nodes = groups.into_nodes().into_iter().map(|(node, share)| {
+            let share: Vec<_> = share.into_iter().filter_map(|(i, b)| Some((free[i].take()?, b))).collect();
+            self.get_from(node, share, deadline)
+        });
+        at_once(nodes.collect(), usize::MAX).await;
     }
 
     async fn get_from(&self, node: &Arc<Node>, share: Vec<(&mut GetItem<'_>, u32)>, deadline: Instant) {
         let cut = slices(share, node.most_objects(), self.config.slice_bytes, |(item, _)| item.into.expected());
-        futures_util::stream::iter(cut)
-            .for_each_concurrent(self.config.connections, |slice| self.get_slice(node, slice, deadline))
-            .await;
+        let cut = cut.into_iter().map(|slice| self.get_slice(node, slice, deadline));
+        at_once(cut.collect(), self.config.connections).await;
     }
 
     async fn get_slice(&self, node: &Arc<Node>, slice: Vec<(&mut GetItem<'_>, u32)>, deadline: Instant) {
@@ -228,5 +224,13 @@ impl Core {
             // Whether it worked shows at the next get.
             let _ = node.call(0, call.deadline, false, pending).await;
         });
+    }
+}
+
+/// Runs up to `most` futures at a time. One alone is simply awaited: what runs many takes as long as a short answer.
+async fn at_once(futures: Vec<impl Future<Output = ()>>, most: usize) {
+    match <[_; 1]>::try_from(futures) {
+        Ok([only]) => only.await,
+        Err(many) => stream::iter(many).for_each_concurrent(most, |future| future).await,
     }
 }

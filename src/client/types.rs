@@ -134,14 +134,6 @@ impl Destination<'_> {
 }
 
 impl Destination<'_> {
-    /// The n-th piece of its memory.
-    pub(super) fn segment(&mut self, n: usize) -> Option<&mut [u8]> {
-        match self {
-            Destination::Segments(segments) => segments.get_mut(n).map(|s| &mut **s),
-            Destination::Grow(value) => (n == 0).then_some(&mut value[..]),
-        }
-    }
-
     /// Bytes to reckon with: the room, or a guess where it is not known.
     pub(super) fn expected(&self) -> u64 {
         match self {

@@ -3,13 +3,14 @@
 //! - A thread and not tasks: an answer takes a microsecond, and waking a task would cost several times that.
 //! - Only users of the node's own number or of `fast_path_users` may connect, and where the node has tokens only with one
 //!   that is valid for all tenants: the descriptor shows everything.
-//! - What a connection pins is bounded, ends when it says so, after `limits.stall`, or with the connection. A reader that
-//!   was stopped in mid-copy finds out by the words that it compares afterwards.
+//! - What a connection pins, if it wants that, is bounded, ends when it says so, after `limits.stall`, or with the
+//!   connection. A reader that was stopped in mid-copy finds out by the words that it compares afterwards.
 //! - A connection has one request at a time: the next is read when the answer was taken.
 
 use super::auth::Grant;
 use super::metrics::Metrics;
 use super::state::State;
+use crate::rpc::awake::Awake;
 use crate::rpc::fast::{
     Found, HelloReply, Kind, MAX_OPEN, MAX_REQUEST_BYTES, Outcome, REQUEST_BYTES, Reply, Request, VERSION, asks,
 };
@@ -22,6 +23,7 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
 use std::sync::Arc;
 use std::thread::JoinHandle;
+use std::time::Instant;
 
 #[path = "fast_sys.rs"]
 mod sys;
@@ -29,6 +31,8 @@ use sys::{Epoll, Event};
 
 /// Connections at one time.
 const MAX_CONNECTIONS: usize = 256;
+/// Requests of one peer that are answered before the others are looked at.
+const MOST_IN_A_ROW: usize = 8;
 /// How often pins are looked through, in milliseconds.
 const TICK_MS: i32 = 1000;
 const LISTENER: u64 = u64::MAX;
@@ -56,10 +60,20 @@ impl FastPath {
             epoll.add(listener.as_raw_fd(), LISTENER)?;
             epoll.add(stopped.as_raw_fd(), STOP)?;
             let file_bytes = file.metadata()?.len();
-            Ok((
-                Server { state, epoll, listener, _stopped: stopped, file, file_bytes, peers: HashMap::new(), next: 0 },
-                stop,
-            ))
+            let (peers, piece) = (HashMap::new(), vec![0; MAX_REQUEST_BYTES]);
+            let server = Server {
+                state,
+                epoll,
+                listener,
+                _stopped: stopped,
+                file,
+                file_bytes,
+                peers,
+                piece,
+                next: 0,
+                deaf: false,
+            };
+            Ok((server, stop))
         };
         let (mut server, stop) = made().map_err(|e| failed(&e))?;
         let thread = std::thread::Builder::new().name("gcache-fast".into()).spawn(move || server.run());
@@ -93,7 +107,11 @@ struct Server {
     file: File,
     file_bytes: u64,
     peers: HashMap<u64, Peer>,
+    /// What is read goes through here.
+    piece: Vec<u8>,
     next: u64,
+    /// The listener is not looked at until the next tick.
+    deaf: bool,
 }
 
 /// Values pinned by one `Get`.
@@ -103,12 +121,23 @@ struct Open {
     pins: Vec<Pinned>,
 }
 
+/// What a look at a peer came to.
+#[derive(PartialEq)]
+enum Turn {
+    Quiet,
+    Asked,
+    Over,
+}
+
 struct Peer {
     stream: UnixStream,
+    since: u64,
     greeted: bool,
     input: Vec<u8>,
     output: Vec<u8>,
     written: usize,
+    /// Whether it is watched for room to write, not for input.
+    writes: bool,
     /// Its descriptor goes with the next byte.
     descriptor: bool,
     closing: bool,
@@ -120,8 +149,22 @@ impl Server {
     fn run(&mut self) {
         let mut events = Vec::new();
         let mut looked = self.state.clock.now();
+        // Who asked last, and when.
+        let mut asked: Option<(u64, Instant)> = None;
+        let mut in_a_row = 0;
+        let mut awake = Awake::default();
         loop {
-            if let Err(error) = self.epoll.wait(&mut events, TICK_MS) {
+            if let Some((peer, _)) = asked
+                && in_a_row < MOST_IN_A_ROW
+                && self.turn(peer)
+            {
+                (asked, in_a_row) = (Some((peer, Instant::now())), in_a_row + 1);
+                continue;
+            }
+            in_a_row = 0;
+            // The next request often follows at once.
+            asked = asked.filter(|(_, at)| awake.look_again(*at));
+            if let Err(error) = self.epoll.wait(&mut events, if asked.is_some() { 0 } else { TICK_MS }) {
                 tracing::error!(%error, "the same-host path ends");
                 return;
             }
@@ -129,19 +172,38 @@ impl Server {
                 match token {
                     STOP => return,
                     LISTENER => self.accept(),
-                    peer => self.turn(peer),
+                    peer => {
+                        if self.turn(peer) {
+                            asked = Some((peer, Instant::now()));
+                        }
+                    }
                 }
             }
             let now = self.state.clock.now();
             if now.saturating_sub(looked) >= TICK_MS as u64 {
                 looked = now;
                 self.unpin(now);
+                self.drop_silent(now);
+                if std::mem::take(&mut self.deaf) {
+                    let _ = self.epoll.set(self.listener.as_raw_fd(), LISTENER, false);
+                }
             }
         }
     }
 
     fn accept(&mut self) {
-        while let Ok((stream, _)) = self.listener.accept() {
+        loop {
+            let stream = match self.listener.accept() {
+                Ok((stream, _)) => stream,
+                Err(e) if e.kind() == std::io::ErrorKind::WouldBlock => return,
+                Err(e) if e.kind() == std::io::ErrorKind::Interrupted => continue,
+                // Out of descriptors, say: the connection stays in the queue, and would wake this thread again at once.
+                Err(error) => {
+                    tracing::warn!(%error, "no same-host connection is accepted for a moment");
+                    self.deaf = self.epoll.set(self.listener.as_raw_fd(), LISTENER, true).is_ok();
+                    return;
+                }
+            };
             let users = &self.state.config.fast_path_users;
             let allowed = sys::peer_user(&stream).is_ok_and(|user| user == sys::own_user() || users.contains(&user));
             if !allowed || self.peers.len() >= MAX_CONNECTIONS || stream.set_nonblocking(true).is_err() {
@@ -153,20 +215,22 @@ impl Server {
             self.next += 1;
             if self.epoll.add(stream.as_raw_fd(), token).is_ok() {
                 Metrics::add(&self.state.metrics.fast_connections, 1);
-                self.peers.insert(token, Peer::new(stream));
+                self.peers.insert(token, Peer::new(stream, self.state.clock.now()));
             }
         }
     }
 
-    /// Something can be read from or written to a peer.
-    fn turn(&mut self, token: u64) {
-        let Some(peer) = self.peers.get_mut(&token) else { return };
-        let goes_on = peer.turn(&self.state, &self.file, self.file_bytes);
-        let write = peer.written < peer.output.len();
-        if !goes_on || self.epoll.set(peer.stream.as_raw_fd(), token, write).is_err() {
+    /// Looks what can be read from or written to a peer. Whether it asked something.
+    fn turn(&mut self, token: u64) -> bool {
+        let Some(peer) = self.peers.get_mut(&token) else { return false };
+        let turn = peer.turn(&self.state, &self.file, self.file_bytes, &mut self.piece);
+        let writes = peer.written < peer.output.len();
+        let turns = writes != std::mem::replace(&mut peer.writes, writes);
+        if turn == Turn::Over || turns && self.epoll.set(peer.stream.as_raw_fd(), token, writes).is_err() {
             self.peers.remove(&token);
             Metrics::sub(&self.state.metrics.fast_connections, 1);
         }
+        turn == Turn::Asked
     }
 
     /// Ends pins that are older than the stall limit.
@@ -181,6 +245,13 @@ impl Server {
             });
         }
     }
+
+    /// Ends connections that did not greet within the stall limit.
+    fn drop_silent(&mut self, now: u64) {
+        let (most, before) = (self.state.config.limits.stall.0.as_millis() as u64, self.peers.len());
+        self.peers.retain(|_, peer| peer.greeted || now.saturating_sub(peer.since) <= most);
+        Metrics::sub(&self.state.metrics.fast_connections, (before - self.peers.len()) as u64);
+    }
 }
 
 impl Drop for Server {
@@ -190,13 +261,15 @@ impl Drop for Server {
 }
 
 impl Peer {
-    fn new(stream: UnixStream) -> Peer {
+    fn new(stream: UnixStream, since: u64) -> Peer {
         Peer {
             stream,
+            since,
             greeted: false,
             input: Vec::new(),
             output: Vec::new(),
             written: 0,
+            writes: false,
             descriptor: false,
             closing: false,
             open: HashMap::new(),
@@ -204,25 +277,26 @@ impl Peer {
         }
     }
 
-    /// Writes what waits, then reads once and answers one request after the other. False: the connection is over.
-    fn turn(&mut self, state: &State, file: &File, file_bytes: u64) -> bool {
-        let mut may_read = true;
+    /// Writes what waits, then reads once and answers one request after the other.
+    fn turn(&mut self, state: &State, file: &File, file_bytes: u64, piece: &mut [u8]) -> Turn {
+        let (mut may_read, mut turn) = (true, Turn::Quiet);
         loop {
             match self.flush(file.as_raw_fd()) {
-                Ok(true) if self.closing => return false,
+                Ok(true) if self.closing => return Turn::Over,
                 Ok(true) => {}
-                Ok(false) => return true,
-                Err(_) => return false,
+                Ok(false) => return turn,
+                Err(_) => return Turn::Over,
             }
-            match self.receive(&mut may_read) {
+            match self.receive(&mut may_read, piece) {
                 Ok(Some((request, body))) => {
+                    turn = Turn::Asked;
                     if let Err(sentence) = self.answer(state, file_bytes, request, &body) {
                         self.refuse(request.sequence, &sentence);
                     }
                 }
-                Ok(None) => return true,
+                Ok(None) => return turn,
                 Err(Some(sentence)) => self.refuse(0, &sentence),
-                Err(None) => return false,
+                Err(None) => return Turn::Over,
             }
         }
     }
@@ -254,7 +328,7 @@ impl Peer {
 
     /// The next whole request; None while it is not there, or when it was read once: others have their turn. An error with
     /// a sentence is told, one without ends it all.
-    fn receive(&mut self, may_read: &mut bool) -> Result<Option<(Request, Vec<u8>)>, Option<String>> {
+    fn receive(&mut self, may_read: &mut bool, piece: &mut [u8]) -> Result<Option<(Request, Vec<u8>)>, Option<String>> {
         loop {
             if let Some(head) = self.input.first_chunk::<REQUEST_BYTES>() {
                 let request = Request::read(head).map_err(Some)?;
@@ -268,8 +342,7 @@ impl Peer {
             if !std::mem::take(may_read) {
                 return Ok(None);
             }
-            let mut piece = [0; MAX_REQUEST_BYTES];
-            match (&self.stream).read(&mut piece) {
+            match (&self.stream).read(piece) {
                 Ok(0) => return Err(None),
                 Ok(n) => self.input.extend_from_slice(&piece[..n]),
                 Err(e) if e.kind() == ErrorKind::WouldBlock => return Ok(None),
@@ -298,6 +371,7 @@ impl Peer {
                     pin_bytes: state.config.limits.fast_path_pins.0,
                     version: VERSION,
                     pin_ms: state.config.limits.stall.millis(),
+                    start_id: state.start_id,
                 };
                 let body_bytes = crate::rpc::fast::HELLO_BYTES as u32;
                 Reply { kind: Kind::Hello, count: 0, sequence: request.sequence, body_bytes }.put(&mut self.output);
@@ -316,7 +390,7 @@ impl Peer {
     }
 
     fn get(&mut self, state: &State, request: Request, body: &[u8]) -> Result<(), String> {
-        if self.open.contains_key(&request.sequence) || self.open.len() >= MAX_OPEN {
+        if request.pins && (self.open.contains_key(&request.sequence) || self.open.len() >= MAX_OPEN) {
             return Err(format!(
                 "sequence number {} with {} gets not released, allowed is one that is not among them, and {MAX_OPEN}",
                 request.sequence,
@@ -335,7 +409,7 @@ impl Peer {
             };
             let at = pinned.shared_ref();
             // One value may always be pinned, or a large one could never be read.
-            if self.pinned + open.bytes > 0 && self.pinned + open.bytes + at.len > most {
+            if request.pins && self.pinned + open.bytes > 0 && self.pinned + open.bytes + at.len > most {
                 found.push(Found::miss(Outcome::NoPin));
                 continue;
             }
@@ -354,8 +428,10 @@ impl Peer {
                 span_word: at.span_word,
                 crcs: (crcs.len() as u32 - first, first),
             });
-            open.bytes += at.len;
-            open.pins.push(pinned);
+            if request.pins {
+                open.bytes += at.len;
+                open.pins.push(pinned);
+            }
         }
         let body_bytes = (found.len() * crate::rpc::fast::FOUND_BYTES + 4 * crcs.len()) as u32;
         let head = Reply { kind: Kind::Get, count: request.count, sequence: request.sequence, body_bytes };

@@ -1,8 +1,8 @@
 //! Messages of the same-host path, fixed in size and little-endian: `docs/protocol.md` has the tables.
 //!
 //! A client says [`Kind::Hello`] with its token and gets a read-only descriptor of the node's shared-memory file. Then it
-//! asks for objects ([`Kind::Get`]), copies them out of its mapping, compares the two words and the CRCs, and says
-//! [`Kind::Release`]. A connection's pins end with it.
+//! asks for objects ([`Kind::Get`]), copies them out of its mapping, compares the two words and the CRCs, and, where they
+//! were pinned, says [`Kind::Release`]. A connection's pins end with it.
 
 use super::ids::{self, ChainKey};
 use super::limits::{ID_BYTES, MAX_VALUE_BYTES};
@@ -24,7 +24,7 @@ pub const MAX_OPEN: usize = 64;
 /// Bytes of a reply before its body.
 pub const REPLY_BYTES: usize = 24;
 /// Bytes of the body of an answer to `Hello`.
-pub const HELLO_BYTES: usize = 24;
+pub const HELLO_BYTES: usize = 32;
 /// Bytes of one object in an answer to `Get`, before the CRCs.
 pub const FOUND_BYTES: usize = 64;
 /// Longest body of a reply: 256 objects of 128 chunks.
@@ -63,7 +63,12 @@ pub struct Request {
     pub tenant: u64,
     /// The client's number for a `Get`, any that is not open.
     pub sequence: u64,
+    /// Whether a `Get` pins what it finds, until its `Release`.
+    pub pins: bool,
 }
+
+/// Byte 5 of a `Get` that pins nothing.
+const UNPINNED: u8 = 1;
 
 impl Request {
     /// Bytes of the message after its head.
@@ -78,14 +83,14 @@ impl Request {
     /// Appends the head.
     pub fn put(&self, out: &mut Vec<u8>) {
         out.extend_from_slice(&MAGIC);
-        out.extend_from_slice(&[self.kind as u8, 0]);
+        out.extend_from_slice(&[self.kind as u8, if self.pins { 0 } else { UNPINNED }]);
         out.extend_from_slice(&self.count.to_le_bytes());
         out.extend_from_slice(&self.tenant.to_le_bytes());
         out.extend_from_slice(&self.sequence.to_le_bytes());
     }
 
     /// # Errors
-    /// A sentence: another magic or kind, or more entries than allowed.
+    /// A sentence: another magic or kind, a byte that means nothing, or more entries than allowed.
     pub fn read(head: &[u8; REQUEST_BYTES]) -> Result<Request, String> {
         if head[..4] != MAGIC {
             return Err(format!("the message starts with {:02x?}, allowed is {MAGIC:02x?}", &head[..4]));
@@ -101,7 +106,14 @@ impl Request {
         if usize::from(count) > most || kind == Kind::Get && count == 0 {
             return Err(format!("count of a {kind:?} is {count}, allowed is at most {most}, and 1 for Get"));
         }
-        Ok(Request { kind, count, tenant: word(head, 8), sequence: word(head, 16) })
+        let pins = match (kind, head[5]) {
+            (_, 0) => true,
+            (Kind::Get, UNPINNED) => false,
+            (_, found) => {
+                return Err(format!("byte 5 of a {kind:?} is {found}, allowed is 0, and {UNPINNED} for Get"));
+            }
+        };
+        Ok(Request { kind, count, tenant: word(head, 8), sequence: word(head, 16), pins })
     }
 }
 
@@ -167,6 +179,8 @@ pub struct HelloReply {
     pub version: u32,
     /// Pins end after so many milliseconds, released or not.
     pub pin_ms: u32,
+    /// Start of the node, as its gRPC greeting says: a path can lead to another node's socket.
+    pub start_id: u64,
 }
 
 impl HelloReply {
@@ -176,6 +190,7 @@ impl HelloReply {
         out.extend_from_slice(&self.pin_bytes.to_le_bytes());
         out.extend_from_slice(&self.version.to_le_bytes());
         out.extend_from_slice(&self.pin_ms.to_le_bytes());
+        out.extend_from_slice(&self.start_id.to_le_bytes());
     }
 
     /// Reads it.
@@ -186,6 +201,7 @@ impl HelloReply {
             pin_bytes: word(body, 8),
             version: last as u32,
             pin_ms: (last >> 32) as u32,
+            start_id: word(body, 24),
         }
     }
 }
@@ -272,15 +288,17 @@ mod tests {
     #[test]
     fn messages_come_back() {
         let mut out = Vec::new();
-        let request = Request { kind: Kind::Get, count: 256, tenant: 1 << 60, sequence: u64::MAX };
-        request.put(&mut out);
-        assert_eq!(Request::read(&out[..].try_into().unwrap()), Ok(request));
-        out.clear();
+        for pins in [true, false] {
+            let request = Request { kind: Kind::Get, count: 256, tenant: 1 << 60, sequence: u64::MAX, pins };
+            request.put(&mut out);
+            assert_eq!(Request::read(&out[..].try_into().unwrap()), Ok(request));
+            out.clear();
+        }
         let reply = Reply { kind: Kind::Refused, count: 3, sequence: 9, body_bytes: 77 };
         reply.put(&mut out);
         assert_eq!(Reply::read(&out[..].try_into().unwrap()), Ok(reply));
         out.clear();
-        let hello = HelloReply { file_bytes: 1 << 40, pin_bytes: 5, version: 1, pin_ms: 10_000 };
+        let hello = HelloReply { file_bytes: 1 << 40, pin_bytes: 5, version: 1, pin_ms: 10_000, start_id: 1 << 63 };
         hello.put(&mut out);
         assert_eq!(HelloReply::read(&out[..].try_into().unwrap()), hello);
         out.clear();
@@ -304,16 +322,17 @@ mod tests {
 
     #[test]
     fn what_no_client_says_is_refused() {
-        let head = |kind: u8, count: u16| {
+        let head = |kind: u8, flag: u8, count: u16| {
             let mut out = Vec::new();
-            Request { kind: Kind::Get, count, tenant: 0, sequence: 0 }.put(&mut out);
-            out[4] = kind;
+            Request { kind: Kind::Get, count, tenant: 0, sequence: 0, pins: true }.put(&mut out);
+            (out[4], out[5]) = (kind, flag);
             Request::read(&out[..].try_into().unwrap())
         };
-        assert!(head(2, 1).is_ok() && head(3, 0).is_ok() && head(1, 4096).is_ok());
+        assert!(head(2, 0, 1).is_ok() && head(2, 1, 1).is_ok() && head(3, 0, 0).is_ok() && head(1, 0, 4096).is_ok());
         for (kind, count) in [(0, 0), (4, 0), (5, 0), (2, 0), (2, 257), (1, 4097), (3, 1)] {
-            assert!(head(kind, count).is_err(), "{kind} {count}");
+            assert!(head(kind, 0, count).is_err(), "{kind} {count}");
         }
+        assert!(head(2, 2, 1).is_err() && head(3, 1, 0).is_err() && head(1, 1, 0).is_err());
         assert!(Request::read(&[0; REQUEST_BYTES]).unwrap_err().contains("67, 63, 66, 31"));
         assert!(asks(&[64; ASK_BYTES]).is_err());
     }

@@ -9,6 +9,7 @@
 //! - [`pieces`] reads such messages as their bytes come.
 //! - [`limits`] names the numbers that both sides must know.
 
+pub mod awake;
 pub mod check;
 pub mod fast;
 pub mod frame;

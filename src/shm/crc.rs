@@ -1,8 +1,8 @@
 //! CRC32C, and a copy that makes it on the way.
 //!
 //! [`copy_crc32c`] reads each byte once: what it stores is what it summed, even when another process changes the source
-//! meanwhile. `copy_quietly` is the same without the aliasing rules of `&[u8]`, for memory that others write. On x86-64 it
-//! has two ways:
+//! meanwhile. `copy_quietly_append` is the same without the aliasing rules of `&[u8]`, for memory that others write. On
+//! x86-64 it has two ways:
 //! - With AVX-512 it folds blocks of 256 bytes by carry-less products (V. Gopal et al., "Fast CRC Computation for Generic
 //!   Polynomials Using PCLMULQDQ Instruction", Intel 2009).
 //! - With SSE 4.2 and AVX2, and for what the first leaves over, it runs the CRC instruction over three lanes at once, since
@@ -47,41 +47,20 @@ pub fn copy_crc32c_append(crc: u32, dst: &mut [u8], src: &[u8]) -> u32 {
 
 /// Copies a value and compares each chunk with its CRC32C. False when one differs or there is not one for each chunk;
 /// `dst` then holds anything.
+///
+/// # Panics
+/// When the lengths of `dst` and `src` differ.
 pub fn copy_verified(dst: &mut [u8], src: &[u8], crcs: &[u32]) -> bool {
     assert_eq!(dst.len(), src.len(), "source and destination of a copy");
-    // SAFETY: both are valid for their length and cannot overlap.
-    unsafe { copy_verified_quietly(dst.as_mut_ptr(), src.as_ptr(), src.len(), crcs) }
-}
-
-/// [`copy_verified`] over pointers.
-///
-/// # Safety
-/// As for [`copy_quietly`].
-pub(super) unsafe fn copy_verified_quietly(dst: *mut u8, src: *const u8, len: usize, crcs: &[u32]) -> bool {
-    if crcs.len() != len.div_ceil(CHUNK_BYTES) {
-        return false;
-    }
-    crcs.iter().enumerate().all(|(n, crc)| {
-        let at = n * CHUNK_BYTES;
-        // SAFETY: chunk n lies inside the value, since there are as many CRCs as chunks.
-        unsafe { copy_quietly(dst.add(at), src.add(at), CHUNK_BYTES.min(len - at)) == *crc }
-    })
-}
-
-/// Copies and returns the CRC32C of the bytes it stored.
-///
-/// # Safety
-/// `src` is valid for reads and `dst` for writes of `len` bytes, and they do not overlap. Another process may write to
-/// `src` meanwhile; then the bytes are any mixture.
-pub(super) unsafe fn copy_quietly(dst: *mut u8, src: *const u8, len: usize) -> u32 {
-    // SAFETY: the caller's promise.
-    unsafe { copy_quietly_append(0, dst, src, len) }
+    let mut chunks = dst.chunks_mut(CHUNK_BYTES).zip(src.chunks(CHUNK_BYTES)).zip(crcs);
+    crcs.len() == src.len().div_ceil(CHUNK_BYTES) && chunks.all(|((dst, src), crc)| copy_crc32c(dst, src) == *crc)
 }
 
 /// Copies and returns the CRC32C of what came before, which is `crc`, and of the bytes it stored.
 ///
 /// # Safety
-/// As for [`copy_quietly`].
+/// `src` is valid for reads and `dst` for writes of `len` bytes, and they do not overlap. Another process may write to
+/// `src` meanwhile; then the bytes are any mixture.
 pub(crate) unsafe fn copy_quietly_append(crc: u32, dst: *mut u8, src: *const u8, len: usize) -> u32 {
     #[cfg(target_arch = "x86_64")]
     if std::is_x86_feature_detected!("sse4.2") && std::is_x86_feature_detected!("avx2") {
@@ -191,7 +170,7 @@ mod x86 {
     /// Copies whole blocks, two at least, and goes on from a CRC register.
     ///
     /// # Safety
-    /// As for `copy_quietly`; the processor has the features below.
+    /// As for `copy_quietly_append`; the processor has the features below.
     #[target_feature(enable = "avx512f,vpclmulqdq,sse4.2")]
     unsafe fn fold(dst: *mut u8, src: *const u8, len: usize, crc: u32) -> u32 {
         let copied = |at: usize| {
@@ -222,7 +201,7 @@ mod x86 {
     }
 
     /// # Safety
-    /// As for `copy_quietly`; the processor has SSE 4.2 and AVX2, and what [`fold`] needs if `folding`.
+    /// As for `copy_quietly_append`; the processor has SSE 4.2 and AVX2, and what [`fold`] needs if `folding`.
     #[target_feature(enable = "sse4.2,avx2")]
     pub(super) unsafe fn copy(before: u32, dst: *mut u8, src: *const u8, len: usize, folding: bool) -> u32 {
         let mut crc = !before;
@@ -261,7 +240,7 @@ mod x86 {
     /// Three lanes of `LANE` bytes, a multiple of 32.
     ///
     /// # Safety
-    /// As for `copy_quietly` with 3 x `LANE` bytes.
+    /// As for `copy_quietly_append` with 3 x `LANE` bytes.
     #[target_feature(enable = "sse4.2,avx2")]
     unsafe fn lanes<const LANE: usize>(dst: *mut u8, src: *const u8, crc: u32, map: &[[u32; 256]; 4]) -> u32 {
         let mut crcs = [u64::from(crc), 0, 0];

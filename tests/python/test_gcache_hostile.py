@@ -338,10 +338,10 @@ def exactly(one: socket.socket, count: int) -> bytes:
 def greeted(node: RunningNode) -> tuple[socket.socket, int]:
     one = fast(node)
     one.sendall(head(1))
-    message, descriptors, _, _ = socket.recv_fds(one, 48, 4)
-    assert len(message) == 48
+    message, descriptors, _, _ = socket.recv_fds(one, 56, 4)
+    assert len(message) == 56
     assert len(descriptors) == 1
-    assert struct.unpack("<QQII", message[24:])[2] == 1
+    assert struct.unpack("<QQIIQ", message[24:])[2] == 1
     return one, descriptors[0]
 
 
@@ -432,7 +432,7 @@ def test_tokens(tmp_path: Any) -> None:
             assert b"wants a token" in one.recv(4096)
         with fast(node) as one:
             one.sendall(head(1, len(every.read_text())) + every.read_text().encode())
-            assert len(one.recv(4096)) == 48
+            assert len(one.recv(4096)) == 56
 
 
 def test_a_node_under_another_name_is_refused(node: RunningNode) -> None:

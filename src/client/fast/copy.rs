@@ -3,11 +3,11 @@
 //! Threads take one value after the other from a common queue, so that large and small ones even out. The caller is one of
 //! them: when the system gives no more threads, it does the work alone.
 
-use super::map::Mapping;
 use crate::client::call::CallError;
 use crate::client::transport::GetBatch;
 use crate::client::types::{Destination, Got, Miss};
 use crate::rpc::fast::Found;
+use crate::shm::{ReadFault, Reader, SharedRef};
 use std::sync::Mutex;
 use tokio::time::Instant;
 
@@ -25,19 +25,12 @@ pub struct Job<'f> {
     pub crcs: &'f [u32],
 }
 
-/// What became of a value.
-enum Copied {
-    Done(Got),
-    Damaged,
-    Late,
-}
-
 /// Copies the values of `jobs`, which are in order of position, with up to `threads` threads, and notes what became of each.
 ///
 /// # Errors
-/// The deadline passed.
+/// The deadline passed, or a value lies where none can be.
 pub fn copy_all(
-    mapping: &Mapping,
+    reader: &Reader,
     jobs: &[Job<'_>],
     deadline: Instant,
     threads: usize,
@@ -50,12 +43,12 @@ pub fn copy_all(
     let places = batch.items.iter_mut().enumerate();
     let queue = places.filter_map(|(i, item)| Some((next.next_if(|j| j.position == i)?, &mut item.into)));
     let done = if helpers == 0 {
-        queue.map(|(job, into)| (job.position, copy(mapping, job, into, deadline))).collect()
+        queue.map(|(job, into)| (job.position, copy(reader, job, into, deadline))).collect()
     } else {
         let (queue, done) = (Mutex::new(queue.collect::<Vec<_>>().into_iter()), Mutex::new(Vec::new()));
         let work = || loop {
             let Some((job, into)) = queue.lock().unwrap_or_else(|e| e.into_inner()).next() else { return };
-            let copied = copy(mapping, job, into, deadline);
+            let copied = copy(reader, job, into, deadline);
             done.lock().unwrap_or_else(|e| e.into_inner()).push((job.position, copied));
         };
         std::thread::scope(|scope| {
@@ -69,12 +62,14 @@ pub fn copy_all(
     };
     for (position, copied) in done {
         let got = match copied {
-            Copied::Late => return Err(CallError::Late),
-            Copied::Done(got) => got,
-            Copied::Damaged => {
+            Ok(got) => got,
+            Err(ReadFault::Gone) => Got::Miss(Miss::Reused),
+            Err(ReadFault::Damaged) => {
                 batch.damaged.push(position);
                 Got::Miss(Miss::Damaged)
             }
+            Err(ReadFault::Stopped) => return Err(CallError::Late),
+            Err(fault @ ReadFault::Invalid) => return Err(CallError::Breach(fault.to_string())),
         };
         batch.fast_hits += u64::from(matches!(got, Got::Hit { .. }));
         batch.got[position] = Some(got);
@@ -82,20 +77,21 @@ pub fn copy_all(
     Ok(())
 }
 
-/// Copies one value, then looks whether it still was there.
-fn copy(mapping: &Mapping, job: &Job<'_>, into: &mut Destination<'_>, deadline: Instant) -> Copied {
-    let found = job.found;
-    if into.room() < found.len {
-        return Copied::Done(Got::TooLong { length: found.len });
+/// Copies one value, unless it is longer than its destination.
+fn copy(reader: &Reader, job: &Job<'_>, into: &mut Destination<'_>, deadline: Instant) -> Result<Got, ReadFault> {
+    let &Found { layout, offset, len, header_at, header_word, span_at, span_word, .. } = job.found;
+    if into.room() < len {
+        return Ok(Got::TooLong { length: len });
     }
-    let Some(crcs) = mapping.copy(found.offset, found.len, into, || Instant::now() < deadline) else {
-        return Copied::Late;
-    };
-    if mapping.word(found.header_at) != found.header_word || mapping.word(found.span_at) != found.span_word {
-        Copied::Done(Got::Miss(Miss::Reused))
-    } else if crcs != job.crcs {
-        Copied::Damaged
-    } else {
-        Copied::Done(Got::Hit { length: found.len, layout: found.layout })
-    }
+    let at = SharedRef { offset, len, header_at, header_word, span_at, span_word };
+    let proceed = || Instant::now() < deadline;
+    match into {
+        Destination::Segments(segments) => reader.copy(&at, job.crcs, segments, proceed),
+        Destination::Grow(value) => {
+            value.clear();
+            value.resize(len as usize, 0);
+            reader.copy(&at, job.crcs, &mut [value], proceed)
+        }
+    }?;
+    Ok(Got::Hit { length: len, layout })
 }

@@ -3,13 +3,13 @@
 use super::answer;
 use super::copy::{Job, copy_all};
 use super::link::Link;
-use super::map::Mapping;
 use crate::client::call::{Call, CallError};
 use crate::client::grpc_transport::Grpc;
 use crate::client::transport::{GetBatch, NodeInfo, Pending, PutBatch, Transport};
 use crate::client::types::{Got, Miss};
 use crate::rpc::fast::{MAX_ASKS, Outcome, VERSION};
 use crate::rpc::v1;
+use crate::shm::Reader;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
@@ -21,6 +21,9 @@ const PAUSE: Duration = Duration::from_secs(2);
 const KEPT: usize = 8;
 /// Bytes copied before other nodes of the same call get their turn.
 const TURN: u64 = 32 << 20;
+/// So few bytes are copied within some 20 us, and the words tell whether they stayed: to pin them would cost a message, and
+/// they are asked for once more, pinned, when they did not stay.
+const UNPINNED: u64 = 256 << 10;
 
 /// See the head of this file.
 pub struct FastTransport {
@@ -34,7 +37,7 @@ pub struct FastTransport {
 #[derive(Default)]
 struct State {
     idle: Vec<Link>,
-    mapping: Option<Arc<Mapping>>,
+    reader: Option<Arc<Reader>>,
     not_before: Option<Instant>,
 }
 
@@ -52,28 +55,29 @@ impl FastTransport {
     /// The socket to try now, and the node's start, if the node is on this machine.
     fn socket(&self) -> Option<(PathBuf, u64)> {
         let machine = self.machine.as_ref()?;
-        if self.state().not_before.is_some_and(|t| Instant::now() < t) {
-            return None;
-        }
         let greeting = self.grpc.greeting()?;
-        let fast = greeting.fast_path.filter(|f| f.version == VERSION && greeting.machine == *machine)?;
-        Some((PathBuf::from(fast.socket), greeting.info.start_id))
+        let fast = greeting.fast_path.filter(|f| f.version == VERSION && *greeting.machine == **machine)?;
+        Some((PathBuf::from(&fast.socket), greeting.info.start_id))
     }
 
     /// A connection to the node's present start, for one call.
     async fn link(&self) -> Option<Link> {
-        let (path, start_id) = self.socket()?;
+        let start_id = self.grpc.info()?.start_id;
         let known = {
             let mut state = self.state();
+            if state.not_before.is_some_and(|t| Instant::now() < t) {
+                return None;
+            }
             state.idle.retain(|l| l.start_id == start_id);
             if let Some(link) = state.idle.pop() {
                 return Some(link);
             }
-            state.mapping.clone()
+            state.reader.clone()
         };
+        let (path, start_id) = self.socket()?;
         match Link::open(&path, self.token.as_deref(), start_id, known).await {
             Ok(link) => {
-                self.state().mapping = Some(link.mapping.clone());
+                self.state().reader = Some(link.reader.clone());
                 Some(link)
             }
             Err(_) => {
@@ -96,30 +100,33 @@ impl FastTransport {
 
     /// Gets what is in the node's memory. What stays without an answer is for gRPC.
     async fn get_fast(&self, call: Call, batch: &mut GetBatch<'_, '_>) -> Result<(), CallError> {
-        if self.machine.is_some() && self.grpc.greeting().is_none() {
+        if self.machine.is_some() && self.grpc.info().is_none() {
             self.grpc.greet().await?;
         }
         let Some(mut link) = self.link().await else { return Ok(()) };
+        match self.get_over(&mut link, call, batch).await {
+            Ok(()) => self.keep(link),
+            Err(CallError::Late) => return Err(CallError::Late),
+            // gRPC goes on, within the same deadline: the node may have been restarted.
+            Err(error) => {
+                self.state().idle.clear();
+                if !matches!(error, CallError::Broken(_)) {
+                    self.pause();
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Gets what is in the node's memory over a connection, which is of no use any more after an error.
+    async fn get_over(&self, link: &mut Link, call: Call, batch: &mut GetBatch<'_, '_>) -> Result<(), CallError> {
         let mut open = batch.open();
+        let mut pins = open.iter().map(|&i| batch.items[i].into.expected()).sum::<u64>() > UNPINNED;
         while !open.is_empty() {
             let asked = open.len().min(MAX_ASKS);
             let ids = open[..asked].iter().map(|&i| (&batch.items[i].id.key, batch.items[i].id.part));
-            let body = match link.get(call.tenant, ids).await {
-                Ok(body) => body,
-                // The node may have been restarted: gRPC finds out, within the same deadline.
-                Err(error) => {
-                    self.state().idle.clear();
-                    if !matches!(error, CallError::Broken(_)) {
-                        self.pause();
-                    }
-                    return Ok(());
-                }
-            };
-            let answers = answer::read(&body, asked, link.hello.file_bytes).map_err(|breach| {
-                self.pause();
-                CallError::Breach(breach)
-            })?;
-            // Objects for which the connection's pins did not suffice are asked for once more.
+            let body = link.get(call.tenant, pins, ids).await?;
+            let answers = answer::read(&body, asked).map_err(CallError::Breach)?;
             let (mut again, mut hits) = (Vec::new(), Vec::new());
             for (&position, (found, crcs)) in open[..asked].iter().zip(&answers) {
                 match found.outcome {
@@ -128,23 +135,29 @@ impl FastTransport {
                     Outcome::NoPin => again.push(position),
                 }
             }
+            if again.len() == asked {
+                return Err(CallError::Breach("nothing may be pinned".to_string()));
+            }
             let mut rest = &hits[..];
             while !rest.is_empty() {
                 let (now, later) = rest.split_at(turn(rest));
-                copy_all(&link.mapping, now, call.deadline, self.threads, batch)?;
+                copy_all(&link.reader, now, call.deadline, self.threads, batch)?;
                 rest = later;
-                tokio::task::yield_now().await;
+                if !rest.is_empty() {
+                    tokio::task::yield_now().await;
+                }
             }
-            if !link.release() {
-                return Ok(());
+            if pins {
+                link.release()?;
+            } else {
+                let positions = hits.iter().map(|hit| hit.position);
+                again.extend(positions.filter(|&i| batch.got[i] == Some(Got::Miss(Miss::Reused))));
+                again.iter().for_each(|&i| batch.got[i] = None);
+                pins = !again.is_empty();
             }
-            if again.len() == asked {
-                self.pause();
-                return Err(CallError::Breach("nothing may be pinned".to_string()));
-            }
+            // Objects for which the connection's pins did not suffice, or that moved, are asked for once more.
             open.splice(..asked, again);
         }
-        self.keep(link);
         Ok(())
     }
 }
@@ -163,7 +176,10 @@ impl Transport for FastTransport {
     fn get<'a, 'b: 'a, 'c: 'b>(&'a self, call: Call, batch: &'a mut GetBatch<'b, 'c>) -> Pending<'a, ()> {
         Box::pin(async move {
             self.get_fast(call, batch).await?;
-            self.grpc.get(call, batch).await
+            match batch.got.iter().all(Option::is_some) {
+                true => Ok(()),
+                false => self.grpc.get(call, batch).await,
+            }
         })
     }
 
