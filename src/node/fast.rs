@@ -402,11 +402,14 @@ impl Peer {
         let mut open = Open { since: state.clock.now(), bytes: 0, pins: Vec::new() };
         let (mut found, mut crcs) = (Vec::with_capacity(usize::from(request.count)), Vec::new());
         for (key, part) in asks(body)? {
-            let Some(pinned) = state.store.get(request.tenant, &ObjectId { key, part }) else {
-                Metrics::add(&m.fast_misses, 1);
-                found.push(Found::miss(Outcome::Absent));
+            let id = ObjectId { key, part };
+            let Some(pinned) = state.store.get(request.tenant, &id) else {
+                let below = state.tiers.disk_bytes(request.tenant, &id) > 0;
+                Metrics::add(&m.fast_misses, u64::from(!below));
+                found.push(Found::miss(if below { Outcome::Elsewhere } else { Outcome::Absent }));
                 continue;
             };
+            state.tiers.used(request.tenant, &id);
             let at = pinned.shared_ref();
             // One value may always be pinned, or a large one could never be read.
             if request.pins && self.pinned + open.bytes > 0 && self.pinned + open.bytes + at.len > most {

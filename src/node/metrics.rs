@@ -2,6 +2,7 @@
 //! time or measure.
 
 use super::state::State;
+use crate::disk::DiskStats;
 use std::fmt::Write;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -104,7 +105,12 @@ pub fn text(state: &State) -> String {
     let t = s.totals;
     let memory = |value: u64| [(r#"{tier="memory"}"#, value as f64)];
     metric("hits_total", "counter", "Values found.", &memory(t.hits));
-    metric("misses_total", "counter", "Values not found.", &[("", t.misses as f64)]);
+    metric(
+        "misses_total",
+        "counter",
+        "Values not found.",
+        &[("", (t.misses + load(&state.tiers.counts.misses)) as f64)],
+    );
     metric("capacity_bytes", "gauge", "Most bytes of slots.", &memory(s.slab_bytes));
     metric("used_bytes", "gauge", "Bytes of slots in use.", &memory(s.slot_bytes));
     metric("objects", "gauge", "Values.", &memory(s.objects));
@@ -123,6 +129,9 @@ pub fn text(state: &State) -> String {
         "Values dropped because of a check.",
         &memory(t.damaged_headers + t.damaged_values),
     );
+    if let Some((d, trouble)) = state.tiers.disk_stats() {
+        disk(&mut metric, state, &d, trouble.len());
+    }
     let outcomes = [("present", t.present), ("busy", t.busy), ("no_room", t.no_room), ("aborted", t.aborted)];
     let labels = outcomes.map(|(name, value)| (format!(r#"{{outcome="{name}"}}"#), value as f64));
     let samples: Vec<(&str, f64)> = labels.iter().map(|(l, v)| (l.as_str(), *v)).collect();
@@ -148,6 +157,36 @@ pub fn text(state: &State) -> String {
     metric("uptime_seconds", "gauge", "Time since the start.", &[("", state.clock.now() as f64 / 1000.0)]);
     calls(&mut out, m);
     out
+}
+
+/// The same names with the label of the disk tier, and what it has alone.
+fn disk(metric: &mut impl FnMut(&str, &str, &str, &[(&str, f64)]), state: &State, d: &DiskStats, troubled: usize) {
+    let (t, c) = (&d.totals, &state.tiers.counts);
+    let load = |counter: &AtomicU64| counter.load(Ordering::Relaxed) as f64;
+    let one = |value: u64| [("", value as f64)];
+    metric("disk_hits_total", "counter", "Values read from disk.", &one(t.hits));
+    metric("disk_hit_bytes_total", "counter", "Bytes of values read from disk.", &one(t.hit_bytes));
+    metric("disk_capacity_bytes", "gauge", "Most bytes of segments.", &one(d.capacity_bytes));
+    metric("disk_used_bytes", "gauge", "Bytes of values on disk, in blocks.", &one(d.block_bytes));
+    metric("disk_objects", "gauge", "Values on disk.", &one(d.objects));
+    metric("disk_index_bytes", "gauge", "Bytes of memory that the index of the disk takes.", &one(d.index_bytes));
+    metric("disk_stored_bytes_total", "counter", "Bytes of values written to disk.", &one(t.stored_bytes));
+    metric("disk_written_bytes_total", "counter", "All bytes written to the devices.", &one(t.written_bytes));
+    metric("disk_read_bytes_total", "counter", "All bytes read from the devices.", &one(t.read_bytes));
+    let amplification = [("", t.write_amplification())];
+    metric("disk_write_amplification", "gauge", "Bytes written for each byte of a value.", &amplification);
+    metric("disk_over_budget_total", "counter", "Values not written because of the day's budget.", &one(t.over_budget));
+    metric("disk_evicted_total", "counter", "Values gone with their segment.", &one(t.evicted));
+    metric("disk_reinserted_total", "counter", "Values written anew because they were used.", &one(t.reinserted));
+    metric("disk_damaged_total", "counter", "Values dropped because of a check.", &one(t.damaged));
+    metric("disk_read_errors_total", "counter", "Reads that a device failed.", &one(t.read_errors));
+    metric("disk_sealed_total", "counter", "Segments sealed.", &one(t.sealed));
+    metric("disk_reclaimed_total", "counter", "Segments reclaimed.", &one(t.reclaimed));
+    metric("disk_troubled", "gauge", "Directories that are read-only or offline.", &one(troubled as u64));
+    metric("demoted_total", "counter", "Values written to disk as they left memory.", &[("", load(&c.demoted))]);
+    metric("demoted_clean_total", "counter", "Values that left memory and were on disk.", &[("", load(&c.clean))]);
+    metric("demoted_dropped_total", "counter", "Values that left memory to no disk.", &[("", load(&c.dropped))]);
+    metric("promoted_total", "counter", "Values that came back into memory.", &[("", load(&c.promoted))]);
 }
 
 fn calls(out: &mut String, m: &Metrics) {

@@ -148,7 +148,7 @@ pub fn stats(state: &State, _: &StatsRequest) -> StatsReply {
         writers: s.writers,
         index_bytes: s.index_bytes,
         hits: t.hits,
-        misses: t.misses,
+        misses: t.misses + state.tiers.counts.misses.load(Ordering::Relaxed),
         committed: t.committed,
         present: t.present,
         busy: t.busy,

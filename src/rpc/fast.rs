@@ -216,6 +216,8 @@ pub enum Outcome {
     Absent = 1,
     /// There, but this connection has pinned all that it may: release, and ask again.
     NoPin = 2,
+    /// There, but not in memory: ask over gRPC.
+    Elsewhere = 3,
 }
 
 /// One object of an answer to `Get`. Positions count from the start of the file (`docs/format.md`).
@@ -262,7 +264,9 @@ impl Found {
     /// A sentence: an outcome that is none.
     pub fn read(entry: &[u8; FOUND_BYTES]) -> Result<Found, String> {
         let (first, last) = (word(entry, 0), word(entry, 56));
-        let outcome = [Outcome::Hit, Outcome::Absent, Outcome::NoPin].into_iter().find(|o| *o as u32 == first as u32);
+        let outcome = [Outcome::Hit, Outcome::Absent, Outcome::NoPin, Outcome::Elsewhere]
+            .into_iter()
+            .find(|o| *o as u32 == first as u32);
         Ok(Found {
             outcome: outcome.ok_or_else(|| format!("an outcome is {}, allowed is 0 to 2", first as u32))?,
             layout: (first >> 32) as u32,

@@ -133,6 +133,8 @@ impl FastTransport {
                     Outcome::Hit => hits.push(Job { position, found, crcs }),
                     Outcome::Absent => batch.got[position] = Some(Got::Miss(Miss::Absent)),
                     Outcome::NoPin => again.push(position),
+                    // It stays open, for gRPC.
+                    Outcome::Elsewhere => {}
                 }
             }
             if again.len() == asked {

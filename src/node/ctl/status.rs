@@ -88,7 +88,7 @@ fn line(peer: &Peer, answer: &Result<Answer, String>, wrong: Option<String>) -> 
             Size(t.capacity_bytes),
             t.objects,
             100.0 * t.hits as f64 / asked.max(1) as f64
-        )
+        ) + &if t.trouble.is_empty() { String::new() } else { format!(" ({})", t.trouble) }
     });
     format!(
         "{head}: {} {} up {} s, {} connections; {}",
@@ -114,6 +114,8 @@ fn object(peer: &Peer, answer: &Result<Answer, String>, wrong: Option<String>) -
                 "keys": t.keys, "hits": t.hits, "misses": t.misses, "index_bytes": t.index_bytes,
                 "committed": t.committed, "evicted_objects": t.evicted_objects, "damaged": t.damaged,
                 "held_slots": t.held_slots, "lease_bytes": t.lease_bytes, "writers": t.writers,
+                "written_bytes": t.written_bytes, "read_bytes": t.read_bytes, "demoted": t.demoted,
+                "promoted": t.promoted, "trouble": t.trouble,
             })
         }).collect();
         fields.insert("program".into(), json!(hello.program));

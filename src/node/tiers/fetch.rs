@@ -119,6 +119,7 @@ impl Tiers {
             return Fetch::InMemory;
         }
         if self.disk_of(tenant, &id).is_none() {
+            TierCounts::add(&self.counts.misses, 1);
             return Fetch::Absent;
         }
         let flight = self.flights.join((tenant, id), || self.clone().read(tenant, id).boxed());

@@ -54,6 +54,8 @@ pub struct TierCounts {
     pub clean: AtomicU64,
     /// Values that left memory and are nowhere else: no disk could take them.
     pub dropped: AtomicU64,
+    /// Values that were in neither tier.
+    pub misses: AtomicU64,
     /// Values that came back into memory.
     pub promoted: AtomicU64,
     /// Bytes of them.
