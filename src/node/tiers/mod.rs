@@ -24,15 +24,13 @@ use super::state::Clock;
 use crate::disk::{Disk, DiskStats, State as DiskState};
 use crate::shm::{Begin, ChainKey, Exists, Lease, ObjectId, PutMeta, ShmError, Store};
 use demote::Demotion;
-use fetch::Flights;
+use fetch::{Flights, Shares};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use tokio::sync::{Notify, Semaphore, oneshot};
+use tokio::sync::{Notify, oneshot};
 
-/// Bytes of values read from disk that wait in buffers of their own to be sent, over all calls.
-const FETCHED_BYTES: usize = 256 << 20;
-/// Unit of which the semaphore counts them.
-const FETCHED_UNIT: usize = 4096;
+/// What a delete says that a disk could not note.
+const FORGOTTEN: &str = "the objects are forgotten, but may come back when the node starts anew";
 
 /// When values go down and come up.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -77,8 +75,7 @@ pub struct Tiers {
     clock: Clock,
     uses: Uses,
     flights: Flights,
-    /// Bytes of [`FETCHED_BYTES`] that are left.
-    fetched: Arc<Semaphore>,
+    shares: Shares,
     /// Held while values are deleted, given to the disk, or brought back.
     turns: Mutex<()>,
     demotion: Demotion,
@@ -99,7 +96,7 @@ impl Tiers {
             clock,
             uses: Uses::new(),
             flights: Flights::default(),
-            fetched: Arc::new(Semaphore::new(FETCHED_BYTES / FETCHED_UNIT)),
+            shares: Shares::default(),
             turns: Mutex::default(),
             demotion: Demotion::default(),
             room: Notify::new(),
@@ -202,12 +199,14 @@ impl Tiers {
                 disk.delete(tenant, ids, move |outcome| drop(done.send(outcome)));
                 waiting.push(answer);
             }
+            // What begins from now on finds what was deleted on no disk.
+            self.flights.forget(tenant, ids);
         }
         for answer in waiting {
             match answer.await {
                 Ok(Ok(_)) => {}
-                Ok(Err(e)) => return Err(e.to_string()),
-                Err(_) => return Err("the disk tier ended first".into()),
+                Ok(Err(e)) => return Err(format!("{FORGOTTEN}: {e}")),
+                Err(_) => return Err(format!("{FORGOTTEN}: the disk tier ended first")),
             }
         }
         Ok(count)
