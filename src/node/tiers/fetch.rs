@@ -25,6 +25,8 @@ const TURN_BYTES: usize = 128 << 20;
 const AHEAD_BYTES: usize = 128 << 20;
 /// Unit of which the semaphores count them.
 const UNIT: usize = 4096;
+/// Reads at a time. Fewer than a directory takes (`DiskConfig::reads_in_flight`), so that none is refused; more wait.
+const READS: usize = 192;
 
 /// Reads that are remembered as under way until those that ended are forgotten.
 const FLIGHTS: usize = 256;
@@ -104,12 +106,13 @@ unsafe impl Buffer for Landing {
 pub struct Shares {
     turn: Arc<Semaphore>,
     ahead: Arc<Semaphore>,
+    reads: Semaphore,
 }
 
 impl Default for Shares {
     fn default() -> Self {
         let of = |bytes: usize| Arc::new(Semaphore::new(bytes / UNIT));
-        Shares { turn: of(TURN_BYTES), ahead: of(AHEAD_BYTES) }
+        Shares { turn: of(TURN_BYTES), ahead: of(AHEAD_BYTES), reads: Semaphore::new(READS) }
     }
 }
 
@@ -185,7 +188,7 @@ impl Tiers {
             TierCounts::add(&self.counts.misses, 1);
             return Fetch::Absent;
         }
-        let flight = self.flights.join((tenant, id), self.clone().read(tenant, id, None));
+        let flight = self.flights.join((tenant, id), self.clone().flight(tenant, id, None));
         flight.await
     }
 
@@ -196,7 +199,7 @@ impl Tiers {
             return Some(self.clone().fetch(tenant, id).boxed());
         }
         let share = self.shares.ahead(bytes)?;
-        Some(self.flights.join((tenant, id), self.clone().read(tenant, id, Some(share))).boxed())
+        Some(self.flights.join((tenant, id), self.clone().flight(tenant, id, Some(share))).boxed())
     }
 
     /// Bytes that reading a value from disk takes; 0 where it is in memory, or nowhere.
@@ -216,6 +219,15 @@ impl Tiers {
         }
     }
 
+    /// A read that others join, unless it found nothing: they look themselves.
+    async fn flight(self: Arc<Self>, tenant: u64, id: ObjectId, share: Option<OwnedSemaphorePermit>) -> Fetch {
+        let found = self.clone().read(tenant, id, share).await;
+        if matches!(found, Fetch::Absent | Fetch::Damaged) {
+            self.flights.forget(tenant, &[id]);
+        }
+        found
+    }
+
     /// `share`: of the buffers, if it has one.
     async fn read(self: Arc<Self>, tenant: u64, id: ObjectId, share: Option<OwnedSemaphorePermit>) -> Fetch {
         let Some(disk) = self.disk_of(tenant, &id).cloned() else { return Fetch::Absent };
@@ -227,6 +239,7 @@ impl Tiers {
                 None => return Fetch::Absent,
             },
         };
+        let Ok(_one) = self.shares.reads.acquire().await else { return Fetch::Absent };
         let (done, answer) = oneshot::channel();
         let target = if self.uses.count(tenant, &id) >= self.settings.promote_after {
             let tiers = self.clone();

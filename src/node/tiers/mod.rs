@@ -223,17 +223,29 @@ impl Tiers {
         }
     }
 
-    /// Sums over the disks, and their states that are not `Serving`; none without disks.
+    /// Sums over the disks, and what is wrong with them; none without disks.
     pub fn disk_stats(&self) -> Option<(DiskStats, Vec<String>)> {
         let mut sum = self.disks.first()?.stats();
         for disk in &self.disks[1..] {
             sum.add(&disk.stats());
         }
-        let trouble = |disk: &Disk| match disk.state() {
-            DiskState::Serving => None,
-            DiskState::ReadOnly(why) => Some(format!("read-only: {why}")),
-            DiskState::Offline(why) => Some(format!("offline: {why}")),
+        let named = |disk: &Disk| {
+            let what = trouble(disk)?;
+            Some(if self.disks.len() == 1 { what } else { format!("{}: {what}", disk.path()) })
         };
-        Some((sum, self.disks.iter().filter_map(trouble).collect()))
+        Some((sum, self.disks.iter().filter_map(named).collect()))
+    }
+}
+
+/// What a disk cannot do and why; none where nothing is wrong.
+fn trouble(disk: &Disk) -> Option<String> {
+    match disk.state() {
+        DiskState::ReadOnly(why) => Some(format!("read-only: {why}")),
+        DiskState::Offline(why) => Some(format!("offline: {why}")),
+        DiskState::Serving => {
+            let stats = disk.stats();
+            let (has, size) = (stats.file_bytes >> 20, stats.capacity_bytes >> 20);
+            stats.no_space.then(|| format!("full: the file system has space for {has} MiB of the {size} MiB configured"))
+        }
     }
 }
