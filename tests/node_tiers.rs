@@ -393,7 +393,8 @@ fn more_reads_than_the_disk_takes_at_once_wait_and_miss_nothing() {
         world.put(n, 16_384);
     }
     world.rest();
-    let below: Vec<ObjectId> = (0..2000).map(|n| id(n, 0)).filter(|id| world.tiers.bytes_to_read(TENANT, id) > 0).collect();
+    let below: Vec<ObjectId> =
+        (0..2000).map(|n| id(n, 0)).filter(|id| world.tiers.bytes_to_read(TENANT, id) > 0).collect();
     assert!(below.len() > 1000, "{}", below.len());
     device.hold();
     let reads: Vec<_> = below.iter().map(|id| world.runtime.spawn(world.tiers.clone().fetch(TENANT, *id))).collect();

@@ -114,6 +114,8 @@ def named(*words: object, count: int) -> list[ObjectId]:
 def served(client: Client, ids: Sequence[ObjectId]) -> list[bool]:
     """Which are there; no byte of those is wrong, and the others are absent or damaged."""
     there: list[bool] = []
+    if not ids:
+        return there
     wait_for(lambda: client.get(ids[:1])[0].status is not GetStatus.UNREACHABLE, "the node is reached")
     for start in range(0, len(ids), CHUNK):
         some = ids[start : start + CHUNK]

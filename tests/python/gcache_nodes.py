@@ -51,7 +51,7 @@ class RunningNode:
         self.start()
 
     def start(self) -> None:
-        """Starts the process, with the port it had before. Raises RuntimeError with its words where it does not serve."""
+        """Starts the process, with the port it had before; RuntimeError with its words where it does not serve."""
         self.__dict__.pop("serving", None)
         command = [*self.within, program("gcache-node"), "--config", str(self.folder / f"{self.name}.toml")]
         command += [f"--set={key}={value}" for key, value in self.settings.items()]
@@ -133,9 +133,7 @@ def _state(task: Path) -> str:
 
 
 @contextmanager
-def nodes(
-    *names: str, config: str = "", within: Sequence[str] = (), **settings: str
-) -> Iterator[list[RunningNode]]:
+def nodes(*names: str, config: str = "", within: Sequence[str] = (), **settings: str) -> Iterator[list[RunningNode]]:
     """Nodes with these names; settings with `__` for the dot."""
     shm = Path("/dev/shm")
     with tempfile.TemporaryDirectory(dir=shm if shm.is_dir() else None) as folder:

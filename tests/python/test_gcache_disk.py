@@ -1,5 +1,5 @@
-"""A node with a disk tier under load and when it is killed: what was stored is served byte for byte from one of the tiers,
-what was deleted never comes back, nothing leaks, and every call ends in time.
+"""A node with a disk tier under load and when it is killed: what was stored is served byte for byte from one of the
+tiers, what was deleted never comes back, nothing leaks, and every call ends in time.
 
 `MIMO_SEED` draws other moments and bytes; `MIMO_FAULT_ROUNDS` says how often the node is killed.
 """
@@ -34,7 +34,7 @@ from gcache_disk import (
     tiers,
 )
 from gcache_load import content, wrong
-from gcache_nodes import object_of
+from gcache_nodes import RunningNode, object_of
 from mimo_cache.gcache import Client, GetStatus, ObjectId, PutItem, PutStatus
 
 SEED = int(os.environ.get("MIMO_SEED", "5"))
@@ -74,7 +74,7 @@ def test_a_node_that_is_killed_under_load_loses_nothing_and_deletes_for_good(fol
             walked += int(str(opened(node)["walked_segments"]))
             with asker(node) as client:
                 all_there(client, BASE + load.kept)
-                assert not any(served(client, sorted(load.deleted))) if load.deleted else True
+                assert not any(served(client, sorted(load.deleted)))
                 memory, disk = tiers(client)
                 assert (memory.damaged, disk.damaged, disk.trouble) == (0, 0, "")
                 assert metric(node, "demoted_dropped_total") == 0
@@ -88,6 +88,27 @@ def test_a_node_that_is_killed_under_load_loses_nothing_and_deletes_for_good(fol
         assert walked >= ROUNDS // 2, "segments were open when the node was killed"
         with asker(node) as client:
             nothing_left(client, BASE)
+
+
+def test_sigterm_under_load_loses_nothing(folder: Path) -> None:
+    with disk_node(folder, size="256MiB", segment="4MiB") as node:
+        base = named(SEED, "base", count=20)
+        with asker(node) as client:
+            store(client, base)
+        for turn in range(4):
+            load = TieredLoad(node, (SEED, "ends", turn), base).start()
+            time.sleep(0.4)
+            assert node.stop() == 0
+            load.end()
+            node.start()
+            assert load.failures == []
+            with asker(node) as client:
+                all_there(client, base + load.kept)
+                assert not any(served(client, sorted(load.deleted)))
+                comes_to_rest(client)
+                assert not client.delete(load.offered).unreachable
+        with asker(node) as client:
+            nothing_left(client, base)
 
 
 def test_deletes_while_values_go_down_and_come_up(folder: Path) -> None:
@@ -143,7 +164,9 @@ def test_a_writer_faster_than_the_disk_gets_an_answer_in_time(folder: Path) -> N
                 result = client.get([one])[0]
                 assert result.data is not None, f"{one.key.hex()} is {result.status}"
                 assert bytes(result.data) == bytes([one.key[0]]) * MIB
-            nothing_left(client, [object_of(SEED, "fast", n, t, k) for n in range(6) for t in range(3) for k in range(8)])
+            nothing_left(
+                client, [object_of(SEED, "fast", n, t, k) for n in range(6) for t in range(3) for k in range(8)]
+            )
 
 
 def test_a_batch_without_room_is_answered_in_time_for_all_of_it(folder: Path) -> None:
@@ -173,7 +196,11 @@ def test_a_batch_without_room_is_answered_in_time_for_all_of_it(folder: Path) ->
 
 
 def test_a_lease_keeps_values_in_memory_and_does_not_hold_the_disk(folder: Path) -> None:
-    with disk_node(folder, promote_after=255, memory__lease="8MiB") as node, asker(node) as holder, asker(node) as client:
+    with (
+        disk_node(folder, promote_after=255, memory__lease="8MiB") as node,
+        asker(node) as holder,
+        asker(node) as client,
+    ):
         first, many = named(SEED, "leased", count=8), named(SEED, "many", count=120)
         store(client, first)
         assert holder.exists([one.key for one in first], lease_ms=60_000) == [1] * len(first)
@@ -290,9 +317,9 @@ def test_slow_readers_of_the_disk_hold_bounded_memory_and_nobody_up(folder: Path
         nothing_left(client, ids + new)
 
 
-def _anonymous(node: object) -> int:
+def _anonymous(node: RunningNode) -> int:
     """Bytes of the node's own memory, without the memory tier's file: proc(5)."""
-    status = Path(f"/proc/{node.process.pid}/status").read_text()  # type: ignore[attr-defined]
+    status = Path(f"/proc/{node.process.pid}/status").read_text()
     return int(next(line for line in status.splitlines() if line.startswith("RssAnon")).split()[1]) * 1024
 
 
@@ -312,7 +339,9 @@ def test_a_value_for_which_everything_must_go_finds_room(folder: Path) -> None:
             assert data is not None
             assert bytes(data) == bytes([one.key[0]]) * (8 * MIB)
         got = client.get(small)
-        assert all(r.data is not None and bytes(r.data) == bytes([o.key[0]]) * 20_000 for o, r in zip(small, got, strict=True))
+        assert all(
+            r.data is not None and bytes(r.data) == bytes([o.key[0]]) * 20_000 for o, r in zip(small, got, strict=True)
+        )
         nothing_left(client, small + large)
 
 

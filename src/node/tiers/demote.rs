@@ -127,7 +127,9 @@ impl Tiers {
             }
             let path = disk.path();
             match (&trouble, disk.state()) {
-                (Some(trouble), State::Serving) => tracing::warn!(path, trouble, "a disk has less room than configured"),
+                (Some(trouble), State::Serving) => {
+                    tracing::warn!(path, trouble, "a disk has less room than configured")
+                }
                 (Some(trouble), State::ReadOnly(_)) => {
                     tracing::error!(path, trouble, "a disk takes no new values; what it has is served")
                 }

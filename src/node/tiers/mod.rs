@@ -245,7 +245,9 @@ fn trouble(disk: &Disk) -> Option<String> {
         DiskState::Serving => {
             let stats = disk.stats();
             let (has, size) = (stats.file_bytes >> 20, stats.capacity_bytes >> 20);
-            stats.no_space.then(|| format!("full: the file system has space for {has} MiB of the {size} MiB configured"))
+            stats
+                .no_space
+                .then(|| format!("full: the file system has space for {has} MiB of the {size} MiB configured"))
         }
     }
 }
