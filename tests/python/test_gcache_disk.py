@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import os
 import random
+import shutil
 import threading
 import time
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -47,9 +49,10 @@ def _seed_is_told() -> None:
 
 
 @pytest.fixture
-def folder(tmp_path: Path) -> Path:
-    """A directory that the node makes, on the disk of temporary files."""
-    return tmp_path / "disk"
+def folder(tmp_path: Path) -> Iterator[Path]:
+    """A directory that the node makes, on the disk of temporary files. Nothing is left of it."""
+    yield tmp_path / "disk"
+    shutil.rmtree(tmp_path, ignore_errors=True)
 
 
 def test_a_node_that_is_killed_under_load_loses_nothing_and_deletes_for_good(folder: Path) -> None:
