@@ -90,9 +90,10 @@ impl State {
         self.owed.fetch_update(Ordering::Relaxed, Ordering::Relaxed, add).is_ok()
     }
 
-    /// Gives back what [`State::owe`] took.
+    /// Gives back what [`State::owe`] took; an offer that waits for room may have waited for that.
     pub fn pay(&self, bytes: u64) {
         self.owed.fetch_sub(bytes, Ordering::Relaxed);
+        self.tiers.room.notify_waiters();
     }
 
     /// Bytes owed by all `Put`s.

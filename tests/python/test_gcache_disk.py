@@ -172,6 +172,22 @@ def test_a_writer_faster_than_the_disk_gets_an_answer_in_time(folder: Path) -> N
             )
 
 
+def test_writers_who_owe_all_they_may_wait_for_each_other(folder: Path) -> None:
+    """Memory has room for everything, and the writers together may owe a twelfth of it."""
+    with disk_node(folder, memory="96MiB", limits__put_total="4MiB") as node:
+
+        def write(number: int) -> list[PutStatus]:
+            with asker(node) as client:
+                ids = named(SEED, "owe", number, count=8)
+                return client.put([PutItem(one, np.full(MIB, one.key[0], np.uint8)) for one in ids])
+
+        start = time.monotonic()
+        with ThreadPoolExecutor(6) as threads:
+            for statuses in threads.map(write, range(6)):
+                assert statuses == [PutStatus.STORED] * 8
+        print(f"{time.monotonic() - start:.2f} s")
+
+
 def test_a_batch_without_room_is_answered_in_time_for_all_of_it(folder: Path) -> None:
     """Leases hold the memory, so nothing can go; the wait for room is one wait, not one for each value."""
     with (
