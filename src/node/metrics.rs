@@ -121,7 +121,7 @@ pub fn text(state: &State) -> String {
         "damaged_total",
         "counter",
         "Values dropped because of a check.",
-        &memory(t.damaged_headers + t.damaged_values),
+        &memory(t.damaged()),
     );
     let outcomes = [("present", t.present), ("busy", t.busy), ("no_room", t.no_room), ("aborted", t.aborted)];
     let labels = outcomes.map(|(name, value)| (format!(r#"{{outcome="{name}"}}"#), value as f64));

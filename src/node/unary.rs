@@ -144,7 +144,7 @@ pub fn stats(state: &State, _: &StatsRequest) -> StatsReply {
         evicted_objects: t.evicted_objects,
         evicted_bytes: t.evicted_bytes,
         deleted: t.deleted,
-        damaged: t.damaged_headers + t.damaged_values,
+        damaged: t.damaged(),
     };
     let load = |n: &std::sync::atomic::AtomicU64| n.load(Ordering::Relaxed) as u32;
     StatsReply {
