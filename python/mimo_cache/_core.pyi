@@ -1051,8 +1051,8 @@ class GCacheClient:
     def membership_trouble(self) -> str | None:
         """Why the list of nodes may be old; None while its file is read and makes sense."""
     def close(self) -> None:
-        """Ends the connections, and with them the leases. Waits for calls under way in other threads, which end with their
-        deadlines at the latest; new ones raise `Closed`.
+        """Ends the connections, and with them the leases. Waits for calls under way in other threads, which end with
+        their deadlines at the latest; new ones raise `Closed`.
         """
     def __enter__(self) -> GCacheClient: ...
     def __exit__(self, *_args: object) -> None: ...

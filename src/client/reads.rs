@@ -170,8 +170,7 @@ impl Core {
         self.get_round(items, first, deadline).await;
         let mut second = Groups::new();
         for (i, item) in items.iter().enumerate() {
-            let missed =
-                matches!(item.got, Got::Miss(miss) if !matches!(miss, Miss::Damaged | Miss::Ramp | Miss::NoNode | Miss::NoMemory));
+            let missed = matches!(item.got, Got::Miss(miss) if !matches!(miss, Miss::Damaged | Miss::Ramp | Miss::NoNode | Miss::NoMemory));
             let route = cluster.route(&item.id.extent);
             if let (true, Some(before), false) = (missed, route.before, route.held_back || route.now.is_none()) {
                 second.add(before, i, route.bucket);

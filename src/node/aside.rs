@@ -53,11 +53,7 @@ pub struct Aside {
 impl Aside {
     /// Nothing runs. `health` is what checks are answered from.
     pub fn new(health: HealthReporter) -> Aside {
-        Aside {
-            health,
-            short: Arc::new(Semaphore::new(SHORT_CALLS)),
-            watches: Arc::new(Semaphore::new(WATCHES)),
-        }
+        Aside { health, short: Arc::new(Semaphore::new(SHORT_CALLS)), watches: Arc::new(Semaphore::new(WATCHES)) }
     }
 
     /// Whether a path is of one of these services.
@@ -106,7 +102,8 @@ impl Aside {
         }
         let permit = timeout(stall, self.short.clone().acquire_owned()).await;
         let Ok(Ok(permit)) = permit else {
-            let sentence = format!("{SHORT_CALLS} calls of health and reflection run on this node, which is all it allows");
+            let sentence =
+                format!("{SHORT_CALLS} calls of health and reflection run on this node, which is all it allows");
             return Err(Status::resource_exhausted(sentence));
         };
         // From here on the sweep cuts the connection when the stream has not ended in time.

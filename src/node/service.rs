@@ -236,8 +236,7 @@ where
     let stall = state.config.limits.stall.0;
     let message = tokio::time::timeout(stall, message(request.into_body())).await.map_err(|_| stalled(stall))??;
     let message = message.ok_or_else(|| Status::invalid_argument("the request has no message"))?;
-    let message =
-        M::decode(message).map_err(|e| Status::from(Malformed::Unreadable(M::NAME, e)))?;
+    let message = M::decode(message).map_err(|e| Status::from(Malformed::Unreadable(M::NAME, e)))?;
     let check = check::verify(&message, check::FIRST).map_err(altered)?;
     Ok(First { message, check })
 }

@@ -201,8 +201,8 @@ impl PiecesReader {
     fn whole<P: Pieces>(&mut self, pieces: &mut P) -> Result<(), P::Error> {
         // Its parts are slices of what came, not copies.
         let held = bytes::Bytes::from(std::mem::take(&mut self.held));
-        let mut message = <P::Message as prost::Message>::decode(held)
-            .map_err(|e| Malformed::Unreadable(P::Message::NAME, e))?;
+        let mut message =
+            <P::Message as prost::Message>::decode(held).map_err(|e| Malformed::Unreadable(P::Message::NAME, e))?;
         let check = check::of(&message, self.seed.unwrap_or(check::FIRST));
         let check = self.verified::<P::Message>(message.check(), check)?;
         self.state = State::Prefix;

@@ -148,7 +148,10 @@ mod tests {
         );
         let spared = Available { machine: Some(gib + SPARED), group: Some(gib + SPARED), ..all };
         assert_eq!(spared.short_of(gib), None);
-        assert!(words(Available { machine: Some(gib), ..all }).ends_with("(MemAvailable of /proc/meminfo) can spare 1006632960"));
+        assert!(
+            words(Available { machine: Some(gib), ..all })
+                .ends_with("(MemAvailable of /proc/meminfo) can spare 1006632960")
+        );
         assert!(words(Available { group: Some(7), ..all }).ends_with("control group leaves 0"));
     }
 
@@ -156,7 +159,9 @@ mod tests {
     fn the_machine_is_read() {
         let text = "MemTotal:       24683652 kB\nMemFree:         123 kB\nMemAvailable:   23055636 kB\nBuffers: 0 kB\n";
         assert_eq!(mem_available(text), Some(23_055_636 * 1024));
-        for text in ["", "MemAvailable:", "MemAvailable: x kB", "MemAvailable: 1", "MemAvailable: 99999999999999999999 kB"] {
+        for text in
+            ["", "MemAvailable:", "MemAvailable: x kB", "MemAvailable: 1", "MemAvailable: 99999999999999999999 kB"]
+        {
             assert_eq!(mem_available(text), None, "{text:?}");
         }
     }

@@ -96,7 +96,8 @@ async fn objects_of_other_nodes_are_counted() {
 fn a_caller_that_does_not_want_to_wait_any_more_does_not() {
     // The system accepts for it, and nobody ever answers.
     let silent = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
-    let config = ClientConfig { deadline: Duration::from_secs(3600), connect_deadline: Duration::from_secs(3600), ..config() };
+    let config =
+        ClientConfig { deadline: Duration::from_secs(3600), connect_deadline: Duration::from_secs(3600), ..config() };
     let member = format!("a={}", silent.local_addr().unwrap()).parse().unwrap();
     let client = Client::of(config, vec![member]).unwrap().interrupted_by(|| true);
     let mut memory = [0; 100];
