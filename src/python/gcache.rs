@@ -298,8 +298,8 @@ impl PyGCacheClient {
         Ok(found)
     }
 
-    /// For each node's name what it said, as a `Refused`, when it refused a call last; nodes that have answered one since are
-    /// left out.
+    /// For each node's name what it said, as a `Refused`, when it refused a call last; nodes that have answered one
+    /// since are left out.
     #[pyo3(signature = ())]
     fn refusals<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
         let found = PyDict::new(py);
@@ -324,8 +324,8 @@ impl PyGCacheClient {
         Ok(self.client(py)?.membership_trouble())
     }
 
-    /// Ends the connections, and with them the leases. Waits for calls under way in other threads, which end with their
-    /// deadlines at the latest; new ones raise `Closed`.
+    /// Ends the connections, and with them the leases. Waits for calls under way in other threads, which end with
+    /// their deadlines at the latest; new ones raise `Closed`.
     #[pyo3(signature = ())]
     fn close(&self, py: Python<'_>) -> PyResult<()> {
         match self.client.write().unwrap_or_else(|e| e.into_inner()).take() {

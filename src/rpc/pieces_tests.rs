@@ -1,6 +1,6 @@
 //! The reader of pieces against the generated decoder, however the bytes are cut.
 
-use super::{Pieces, PiecesReader};
+use super::{Pieces, PiecesReader, hold};
 use crate::rpc::check;
 use crate::rpc::frame::{Carrier, PieceHead, put_head, put_message, put_sealed};
 use crate::rpc::v1::{GetReply, Miss, MissReason, Piece};
