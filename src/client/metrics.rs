@@ -47,6 +47,8 @@ counters! {
     miss_ramp,
     /// Misses: there is no node.
     miss_no_node,
+    /// Misses: there was no memory here for the bytes.
+    miss_no_memory,
     /// Values longer than their destination.
     too_long,
     /// Objects whose request a node refused.
@@ -145,6 +147,7 @@ impl Metrics {
             Miss::Overloaded => &self.miss_overloaded,
             Miss::Ramp => &self.miss_ramp,
             Miss::NoNode => &self.miss_no_node,
+            Miss::NoMemory => &self.miss_no_memory,
         }
     }
 }

@@ -37,7 +37,7 @@ pub struct NodeConfig {
     pub limits: LimitConfig,
     /// Who may do what; without any, everybody may everything.
     #[serde(default)]
-    pub tokens: Vec<TokenConfig>,
+    pub tokens: CallerConfig,
     /// Logs.
     #[serde(default)]
     pub log: LogConfig,
@@ -114,6 +114,17 @@ impl Default for LimitConfig {
             fast_path_pins: Size(256 << 20),
         }
     }
+}
+
+/// What is asked of callers.
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(transparent)]
+pub struct CallerConfig {
+    /// The tokens, as the file has them.
+    pub tokens: Vec<TokenConfig>,
+    /// The node's name, which a request that names a node must say.
+    #[serde(skip)]
+    pub node: String,
 }
 
 /// One token.
@@ -194,6 +205,7 @@ impl NodeConfig {
         let named = |path: &PathBuf| PathBuf::from(path.to_string_lossy().replace("{name}", &name));
         self.memory.path = named(&self.memory.path);
         self.fast_path = self.fast_path.as_ref().map(named);
+        self.tokens.node = name.clone();
         for address in self.listen.iter_mut().chain(&mut self.metrics) {
             if let Address::Unix(path) = address {
                 *path = named(path);
@@ -232,7 +244,7 @@ impl NodeConfig {
         within("limits.put in bytes", l.put.0, 1 << 20, 1 << 40)?;
         within("limits.stall in milliseconds", l.stall.0.as_millis() as u64, 100, 3_600_000)?;
         within("memory.max_lease in milliseconds", self.memory.max_lease.0.as_millis() as u64, 1, 3_600_000)?;
-        for token in &self.tokens {
+        for token in &self.tokens.tokens {
             if token.all_tenants != token.tenants.is_empty() {
                 return Err(format!(
                     "token {} has {} tenants and all_tenants = {}, allowed is one of the two",

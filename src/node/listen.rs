@@ -82,7 +82,7 @@ impl<'de> serde::Deserialize<'de> for Address {
 pub fn check(config: &NodeConfig) -> Result<(), String> {
     let open = |ip: IpAddr| !ip.is_loopback();
     for address in &config.listen {
-        if config.insecure || !config.tokens.is_empty() {
+        if config.insecure || !config.tokens.tokens.is_empty() {
             break;
         }
         if let Some(far) = address.resolve()?.into_iter().find(|a| open(a.ip())) {
@@ -93,7 +93,7 @@ pub fn check(config: &NodeConfig) -> Result<(), String> {
             ));
         }
     }
-    if config.fast_path.is_some() && config.tokens.iter().any(|t| !t.all_tenants) {
+    if config.fast_path.is_some() && config.tokens.tokens.iter().any(|t| !t.all_tenants) {
         return Err(
             "fast_path maps the memory of all tenants, and there are tokens for single tenants; allowed is one \
                     of the two"

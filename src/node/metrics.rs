@@ -117,12 +117,7 @@ pub fn text(state: &State) -> String {
     metric("evicted_total", "counter", "Values evicted.", &memory(t.evicted_objects));
     metric("evicted_bytes_total", "counter", "Bytes of values evicted.", &memory(t.evicted_bytes));
     metric("deleted_total", "counter", "Values deleted.", &memory(t.deleted));
-    metric(
-        "damaged_total",
-        "counter",
-        "Values dropped because of a check.",
-        &memory(t.damaged_headers + t.damaged_values),
-    );
+    metric("damaged_total", "counter", "Values dropped because of a check.", &memory(t.damaged()));
     let outcomes = [("present", t.present), ("busy", t.busy), ("no_room", t.no_room), ("aborted", t.aborted)];
     let labels = outcomes.map(|(name, value)| (format!(r#"{{outcome="{name}"}}"#), value as f64));
     let samples: Vec<(&str, f64)> = labels.iter().map(|(l, v)| (l.as_str(), *v)).collect();
