@@ -235,7 +235,7 @@ def test_a_connection_without_a_greeting_is_closed() -> None:
 
 
 def test_a_node_without_descriptors_waits_and_goes_on() -> None:
-    """As many connections as it may open files: the rest waits in the queue, and the thread that accepts does not spin."""
+    """More connections than it may open files: the rest waits, and the thread that accepts does not spin."""
     with nodes("a") as (node,):
         resource.prlimit(node.process.pid, resource.RLIMIT_NOFILE, (40, 4096))
         with ExitStack() as stack:
