@@ -5,6 +5,7 @@
 //! below it has connected anew since, perhaps to another node at the same address: only the request can say it.
 
 use super::config::CallerConfig;
+use crate::member::read_text;
 use http::HeaderMap;
 use http::header::AUTHORIZATION;
 use sha2::{Digest, Sha256};
@@ -16,6 +17,8 @@ use tonic::Status;
 const MIN_TOKEN_BYTES: usize = 16;
 /// Longest token.
 const MAX_TOKEN_BYTES: usize = 4096;
+/// Longest file with a token: white space around it does not count.
+pub const MAX_TOKEN_FILE_BYTES: u64 = 16 << 10;
 /// Of a name that is not this node's, so much is repeated.
 const MAX_NAME_SHOWN: usize = 255;
 
@@ -59,7 +62,7 @@ impl Tokens {
         let mut grants = HashMap::new();
         for token in &config.tokens {
             let path = token.file.display();
-            let text = std::fs::read_to_string(&token.file).map_err(|e| format!("token file {path}: {e}"))?;
+            let text = read_text(&token.file, MAX_TOKEN_FILE_BYTES).map_err(|e| format!("token file {path}: {e}"))?;
             let text = text.trim();
             if !(MIN_TOKEN_BYTES..=MAX_TOKEN_BYTES).contains(&text.len()) || !text.bytes().all(|b| b.is_ascii_graphic())
             {
@@ -107,6 +110,19 @@ impl Tokens {
     }
 }
 
+/// A node's name as the header has it: percent-encoded where it is not printable ASCII.
+pub fn node_header(name: &str) -> String {
+    let mut text = String::with_capacity(name.len());
+    for byte in name.bytes() {
+        match byte {
+            b'%' => text += "%25",
+            b'!'..=b'~' => text.push(char::from(byte)),
+            _ => text += &format!("%{byte:02X}"),
+        }
+    }
+    text
+}
+
 /// The bytes that a percent-encoded text stands for; a `%` without two hexadecimal digits stands for itself.
 fn percent_decoded(text: &[u8]) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(text.len());
@@ -135,7 +151,14 @@ mod tests {
             let value = name.map(|n| (http::HeaderName::from_static(NODE_HEADER), n.parse().unwrap()));
             tokens.grant(&value.into_iter().collect())
         };
-        for fine in [None, Some("knoten-%C3%A4%25"), Some("knoten-%c3%a4%"), Some("%6bnoten-%C3%A4%")] {
+        assert_eq!(node_header("knoten-ä% !~"), "knoten-%C3%A4%25%20!~");
+        for fine in [
+            None,
+            Some(&*node_header("knoten-ä%")),
+            Some("knoten-%C3%A4%25"),
+            Some("knoten-%c3%a4%"),
+            Some("%6bnoten-%C3%A4%"),
+        ] {
             assert!(grant(fine).is_ok(), "{fine:?}");
         }
         for wrong in ["", "a", "knoten-%C3", "knoten-%C3%A4%25%25", "knoten-%zz%"] {
