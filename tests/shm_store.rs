@@ -314,7 +314,7 @@ fn an_entry_whose_bits_flip_is_written_anew_and_nothing_of_its_span_is_lost() {
         disk.write_all_at(&bad, at).unwrap();
         let found = store.get(1, &id(1 + bit as u64 % 3, 0)).unwrap();
         let mut copy = vec![0; 50_000];
-        assert_eq!(reader.copy(&found.shared_ref(), found.crcs(), &mut copy), Ok(()), "bit {bit}");
+        assert_eq!(reader.copy(&found.shared_ref(), found.crcs(), &mut [&mut copy], || true), Ok(()), "bit {bit}");
         disk.read_exact_at(&mut bad, at).unwrap();
         assert_eq!(bad, right, "bit {bit}");
     }

@@ -214,11 +214,12 @@ impl Core {
         let bytes = slice.iter().map(|(item, _)| item.into.expected()).sum();
         let got = vec![None; slice.len()];
         let (items, buckets) = slice.into_iter().unzip();
-        let mut batch = GetBatch { items, buckets, got, damaged: Vec::new(), fast_hits: 0 };
+        let mut batch = GetBatch { items, buckets, got, damaged: Vec::new(), fast_hits: 0, fast_moved: 0 };
         let call = Call { tenant: self.config.tenant, deadline };
         let result = node.call(bytes, deadline, false, node.transport.get(call, &mut batch)).await;
         let rest = result.err().map_or(Got::Miss(Miss::Unreachable), |error| error.got(&node.member.name));
         Metrics::add(&self.metrics.fast_hits, batch.fast_hits);
+        Metrics::add(&self.metrics.fast_moved, batch.fast_moved);
         if !batch.damaged.is_empty() {
             self.report(node, &batch);
         }

@@ -34,8 +34,6 @@ pub enum Miss {
     Absent,
     /// The bytes did not match their CRC32C, at the node or here; the node drops them.
     Damaged,
-    /// The slot was given to another value while it was copied.
-    Reused,
     /// The node did not answer within the deadline.
     Late,
     /// The node is down: no connection, or it broke.

@@ -93,7 +93,7 @@ pub(super) fn got<'py>(py: Python<'py>, got: &Got, bytes: Where<'_, 'py>) -> PyR
         Got::Miss(Miss::NoMemory) => Err(no_memory()),
         Got::Miss(miss) => {
             let name = match miss {
-                Miss::Absent | Miss::Reused => "ABSENT",
+                Miss::Absent => "ABSENT",
                 Miss::Damaged => "DAMAGED",
                 Miss::Late => "LATE",
                 _ => "UNREACHABLE",
