@@ -134,7 +134,7 @@ def test_gets_that_break_a_rule(stub: Any) -> None:
 
 def test_a_message_beyond_the_limit(stub: Any) -> None:
     request = pb.ExistsRequest(version=1, runs=keys(bytes(3 << 20)))
-    refused(_One(stub.Exists, request), CODE.OUT_OF_RANGE, "too large")
+    refused(_One(stub.Exists, request), CODE.OUT_OF_RANGE, "allowed is at most 2097152")
 
 
 def test_bytes_that_are_no_message(node: RunningNode) -> None:
