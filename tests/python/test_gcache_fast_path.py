@@ -6,6 +6,7 @@ import os
 import struct
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -13,8 +14,9 @@ pytest.importorskip("grpc")
 
 from gcache_fast import exactly, fast, greeted, head
 from gcache_nodes import RunningNode, key_of, nodes, object_of, value_of
+from mimo_cache import GCacheClient
 from mimo_cache._core import crc32c
-from mimo_cache.gcache import PutItem, connect
+from mimo_cache.gcache import PutItem, PutStatus, connect
 
 CHUNK = 1 << 20
 KEY = key_of("hostile")
@@ -90,3 +92,17 @@ def test_pins_of_a_sleeping_reader_end(node: RunningNode) -> None:
             while (held := client.stats()["a"]) is None or held.tiers[0].held_slots:
                 assert time.monotonic() < until
                 time.sleep(0.1)
+
+
+def test_what_is_on_disk_comes_over_grpc(tmp_path: Path) -> None:
+    disk = f'[[disk]]\npath = "{tmp_path}/disk"\nsize = "256MiB"\n'
+    with nodes("a", memory__size="32MiB", config=disk) as (node,), GCacheClient([node.unix], deadline=20.0) as client:
+        values = {object_of("on disk", i): value_of(CHUNK, i) for i in range(96)}
+        assert client.put(list(values.items())) == [PutStatus.STORED] * 96
+        results = client.get(list(values))
+        assert [bytes(r.data or b"") for r in results] == list(values.values())
+        metrics = client.metrics()
+        assert 0 < metrics["fast_hits"] < 60, "what memory holds"
+        assert metrics["get_hits"] == 96
+        assert client.delete(list(values)).deleted == 96
+        assert not any(r.hit for r in client.get(list(values)))
