@@ -4,15 +4,18 @@
 //! - Buffers of values that wait to be sent are bounded over all calls; a read waits for its share.
 //! - Bytes are compared with their CRCs before anything else; a value that differs is dropped, counted, and a miss.
 
-use super::{FETCHED_BYTES, FETCHED_UNIT, TierCounts, Tiers};
+use super::{FETCHED_UNIT, TierCounts, Tiers};
 use crate::disk::{Aligned, Buffer, DiskError, Target, Value};
 use crate::shm::{Begin, ObjectId, PutMeta, Writer};
 use futures_util::FutureExt;
 use futures_util::future::{BoxFuture, Shared, WeakShared};
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
 use tokio::sync::{OwnedSemaphorePermit, oneshot};
 
+/// How long a read may take until it is a miss: no reader waits for a device that hangs.
+const READ_WAIT: Duration = Duration::from_secs(5);
 /// Reads that are remembered as under way until those that ended are forgotten.
 const FLIGHTS: usize = 256;
 
@@ -141,8 +144,9 @@ impl Tiers {
     async fn read(self: Arc<Self>, tenant: u64, id: ObjectId) -> Fetch {
         let Some(disk) = self.disk_of(tenant, &id).cloned() else { return Fetch::Absent };
         let Some(blocks) = disk.value_blocks(tenant, &id) else { return Fetch::Absent };
-        let share = (blocks as usize).min(FETCHED_BYTES).div_ceil(FETCHED_UNIT) as u32;
-        let Ok(share) = self.fetched.clone().acquire_many_owned(share).await else { return Fetch::Absent };
+        // One value may always be read, whatever it takes.
+        let share = (blocks.div_ceil(FETCHED_UNIT as u64) as u32).min(self.fetched.1);
+        let Ok(share) = self.fetched.0.clone().acquire_many_owned(share).await else { return Fetch::Absent };
         let (done, answer) = oneshot::channel();
         let target = if self.uses.count(tenant, &id) >= self.settings.promote_after {
             let tiers = self.clone();
@@ -156,7 +160,8 @@ impl Tiers {
             Target::Buffer(Landing::Heap(Aligned::new(blocks as usize)))
         };
         disk.get(tenant, &id, target, move |outcome| drop(done.send(outcome)));
-        let Ok(outcome) = answer.await else { return Fetch::Absent };
+        // What comes later is thrown away, and its memory with it.
+        let Ok(Ok(outcome)) = tokio::time::timeout(READ_WAIT, answer).await else { return Fetch::Absent };
         match outcome.and_then(|fetched| fetched.verify()) {
             Ok(value) => self.landed(tenant, &id, value, share),
             Err(DiskError::Damaged) => Fetch::Damaged,

@@ -29,8 +29,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use tokio::sync::{Notify, Semaphore, oneshot};
 
-/// Bytes of values read from disk that wait in buffers of their own to be sent, over all calls.
-const FETCHED_BYTES: usize = 256 << 20;
+/// Least and most bytes of values read from disk that wait in buffers of their own to be sent, over all calls; between them
+/// a quarter of the memory tier.
+const FETCHED_BYTES: std::ops::RangeInclusive<u64> = 8 << 20..=256 << 20;
 /// Unit of which the semaphore counts them.
 const FETCHED_UNIT: usize = 4096;
 
@@ -77,8 +78,8 @@ pub struct Tiers {
     clock: Clock,
     uses: Uses,
     flights: Flights,
-    /// Bytes of [`FETCHED_BYTES`] that are left.
-    fetched: Arc<Semaphore>,
+    /// Units of [`FETCHED_UNIT`] that are left for buffers, of so many.
+    fetched: (Arc<Semaphore>, u32),
     /// Held while values are deleted, given to the disk, or brought back.
     turns: Mutex<()>,
     demotion: Demotion,
@@ -92,6 +93,8 @@ impl Tiers {
     /// Over open tiers. With disks nothing leaves memory on its own any more, so [`Tiers::start`] must follow.
     pub fn new(memory: Store, disks: Vec<Disk>, settings: TierSettings, clock: Clock) -> Arc<Tiers> {
         memory.keep_all(!disks.is_empty());
+        let fetched = (memory.stats().slab_bytes / 4).clamp(*FETCHED_BYTES.start(), *FETCHED_BYTES.end());
+        let fetched = (fetched / FETCHED_UNIT as u64) as u32;
         Arc::new(Tiers {
             memory,
             disks,
@@ -99,7 +102,7 @@ impl Tiers {
             clock,
             uses: Uses::new(),
             flights: Flights::default(),
-            fetched: Arc::new(Semaphore::new(FETCHED_BYTES / FETCHED_UNIT)),
+            fetched: (Arc::new(Semaphore::new(fetched as usize)), fetched),
             turns: Mutex::default(),
             demotion: Demotion::default(),
             room: Notify::new(),
@@ -152,7 +155,8 @@ impl Tiers {
     /// # Errors
     /// As there.
     pub fn begin(&self, meta: &PutMeta, now: u64) -> Result<Begin, ShmError> {
-        if let Some(disk) = self.disk_of(meta.tenant, &meta.id).filter(|_| meta.validate().is_ok()) {
+        meta.validate()?;
+        if let Some(disk) = self.disk_of(meta.tenant, &meta.id) {
             disk.touch(meta.tenant, &[meta.id]);
             return Ok(Begin::Present);
         }
