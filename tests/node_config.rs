@@ -116,3 +116,25 @@ fn what_is_wrong_is_named() {
     }
     read(FEW, &[("listen", "0.0.0.0:7400"), ("tokens", "[{file = 'x', tenants = [1]}]")]).unwrap();
 }
+
+#[test]
+fn the_disk_tier_is_checked() {
+    let few = format!("{FEW}[[disk]]\npath = '/x/{{name}}'\nsize = '1GiB'\n");
+    let config = read(&few, &[]).unwrap();
+    assert_eq!(config.disks()[0].dir.to_str(), Some("/x/a"));
+    assert_eq!((config.tiering().promote_after, config.tiering().reserve), (2, 64 << 20));
+    let cases = [
+        ("disk", "[{path = '/x', size = '64MiB', segment = '16MiB'}]", "allowed is 8 to 16777216 segments"),
+        ("disk", "[{path = '/x', size = '64GiB', segment = '8GiB'}]", "disk.segment in bytes is 8589934592"),
+        ("disk", "[{path = '/x', size = '64GiB', segment = '5000B'}]", "disk.segment in bytes is 5000"),
+        ("disk", "[{path = '/x', size = '64GiB', segment = '70000B'}]", "segment size is 70000, allowed is a multiple"),
+        ("disk", "[{path = '/x', size = '1GiB'}, {path = '/x', size = '1GiB'}]", "is there twice"),
+        ("tiering.promote_after", "0", "tiering.promote_after is 0, allowed is 1 to 255"),
+        ("tiering.reserve", "600MiB", "at most half of memory.size"),
+        ("tiering.reserve", "0B", "allowed is above 0"),
+    ];
+    for (key, value, words) in cases {
+        let found = read(&few, &[(key, value)]).map(|_| ()).unwrap_err();
+        assert!(found.contains(words), "{key} {value}: {found}");
+    }
+}

@@ -309,3 +309,110 @@ fn a_disk_that_fails_leaves_a_node_of_memory() {
     assert!(served > 100, "{served}");
     world.tiers.memory.check_integrity().unwrap();
 }
+
+#[test]
+fn buffers_of_reads_ahead_are_bounded_and_a_value_in_turn_has_one_of_its_own() {
+    let folder = Folder::new();
+    let mut world = World::new(vec![Disk::open(&small(&folder.0)).unwrap().0], 255);
+    for n in 0..30 {
+        world.put(n, 900_000);
+    }
+    world.rest();
+    let name = id(0, 0);
+    let bytes = world.tiers.bytes_to_read(TENANT, &name);
+    assert!(bytes >= 900_000);
+    let ahead = || {
+        let _within = world.runtime.enter();
+        world.tiers.fetch_ahead(TENANT, name, bytes)
+    };
+    // Readers that take nothing hold what was read for them.
+    let mut held = Vec::new();
+    while let Some(read) = ahead() {
+        held.push(world.runtime.block_on(read));
+        assert!(held.len() as u64 * bytes <= 128 * MIB, "without bound");
+    }
+    assert!((held.len() as u64 + 1) * bytes > 128 * MIB, "{} buffers", held.len());
+    for id in [name, id(1, 0), name] {
+        assert_eq!(world.get(&id).unwrap().0, world.known[&id], "a value whose turn it is");
+    }
+    held.pop();
+    assert!(ahead().is_some());
+}
+
+#[test]
+fn a_value_comes_up_although_its_reader_does_not_look() {
+    let folder = Folder::new();
+    let mut world = World::new(vec![Disk::open(&small(&folder.0)).unwrap().0], 1);
+    for n in 0..30 {
+        world.put(n, 900_000);
+    }
+    world.rest();
+    let name = id(0, 0);
+    let bytes = world.tiers.bytes_to_read(TENANT, &name);
+    let read = {
+        let _within = world.runtime.enter();
+        world.tiers.fetch_ahead(TENANT, name, bytes).unwrap()
+    };
+    let until = Instant::now() + Duration::from_secs(20);
+    while world.tiers.bytes_to_read(TENANT, &name) > 0 {
+        assert!(Instant::now() < until, "its slot is held by a reader who takes nothing");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    assert_eq!(world.tiers.memory.stats().writers, 0);
+    assert!(matches!(world.runtime.block_on(read), Fetch::InMemory));
+}
+
+#[test]
+fn a_read_that_nobody_took_does_not_outlive_a_delete() {
+    let folder = Folder::new();
+    let mut world = World::new(vec![Disk::open(&small(&folder.0)).unwrap().0], 255);
+    for n in 0..30 {
+        world.put(n, 900_000);
+    }
+    world.rest();
+    let name = id(0, 0);
+    let bytes = world.tiers.bytes_to_read(TENANT, &name);
+    let before = world.tiers.disk_stats().unwrap().0.totals.hits;
+    let old = {
+        let _within = world.runtime.enter();
+        world.tiers.fetch_ahead(TENANT, name, bytes).unwrap()
+    };
+    let until = Instant::now() + Duration::from_secs(20);
+    while world.tiers.disk_stats().unwrap().0.totals.hits == before {
+        assert!(Instant::now() < until, "it is not read");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+    assert_eq!(world.delete(&[name]), 1);
+    // Another value gets the name, and goes down.
+    assert!(world.put(0, 65_536));
+    for n in 100..130 {
+        world.put(n, 900_000);
+    }
+    world.rest();
+    assert!(world.tiers.bytes_to_read(TENANT, &name) > 0);
+    assert_eq!(world.get(&name).unwrap().0, world.known[&name], "the value that was deleted came back");
+    assert!(matches!(world.runtime.block_on(old), Fetch::OnDisk(found) if found.meta().len == 900_000));
+    world.check();
+}
+
+#[test]
+fn more_reads_than_the_disk_takes_at_once_wait_and_miss_nothing() {
+    let device = Arc::new(Memory::new());
+    let disk = Disk::open_on(&small(std::path::Path::new("memory")), device.clone()).unwrap().0;
+    let mut world = World::new(vec![disk], 255);
+    for n in 0..2000 {
+        world.put(n, 16_384);
+    }
+    world.rest();
+    let below: Vec<ObjectId> =
+        (0..2000).map(|n| id(n, 0)).filter(|id| world.tiers.bytes_to_read(TENANT, id) > 0).collect();
+    assert!(below.len() > 1000, "{}", below.len());
+    device.hold();
+    let reads: Vec<_> = below.iter().map(|id| world.runtime.spawn(world.tiers.clone().fetch(TENANT, *id))).collect();
+    std::thread::sleep(Duration::from_millis(50));
+    device.release_all();
+    for (id, read) in below.iter().zip(reads) {
+        let found = world.runtime.block_on(read).unwrap();
+        assert!(matches!(&found, Fetch::OnDisk(found) if (**found).as_ref() == world.known[id]), "{found:?}");
+    }
+}

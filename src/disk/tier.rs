@@ -183,6 +183,11 @@ impl Disk {
         self.shared().ring();
     }
 
+    /// Path of the directory, for messages.
+    pub fn path(&self) -> String {
+        self.shared().io.device.path()
+    }
+
     /// What the tier can do, and why not more.
     pub fn state(&self) -> State {
         self.shared().lock().map_or_else(|e| State::Offline(e.to_string()), |core| core.state.clone())
@@ -207,6 +212,7 @@ impl Disk {
             index_bytes: core.index.bytes() + core.each().map(|(_, s)| s.marks.capacity() as u64).sum::<u64>(),
             write_bytes_in_flight: core.write_bytes,
             reads_in_flight: core.reads as u64,
+            no_space: core.no_space,
             direct: io.device.direct(),
             totals,
         }

@@ -325,6 +325,9 @@ impl NodeConfig {
         }
         for (n, (disk, config)) in self.disk.iter().zip(self.disks()).enumerate() {
             within("disk.timeout in milliseconds", config.io_timeout_ms, 100, 3_600_000)?;
+            if let Some(Size(segment)) = disk.segment {
+                within("disk.segment in bytes", segment, 64 << 10, 1 << 30)?;
+            }
             config.validate().map_err(|e| format!("disk {}: {e}", disk.path.display()))?;
             if self.disk[..n].iter().any(|other| other.path == disk.path) {
                 return Err(format!("disk {} is there twice, allowed is each directory once", disk.path.display()));

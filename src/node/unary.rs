@@ -89,10 +89,11 @@ pub fn touch(state: &State, request: &TouchRequest) -> Result<TouchReply, Status
 }
 
 /// # Errors
-/// `INVALID_ARGUMENT` with a sentence; `INTERNAL` where the disk tier could not note it.
+/// `INVALID_ARGUMENT` with a sentence; `FAILED_PRECONDITION` where the disk tier could not note it. That is no fault of the
+/// whole node, so clients must not leave it alone for it.
 pub async fn delete(state: &State, request: &DeleteRequest) -> Result<DeleteReply, Status> {
     let ids = objects(&request.runs)?;
-    let deleted = state.tiers.delete(request.tenant, &ids).await.map_err(Status::internal)?;
+    let deleted = state.tiers.delete(request.tenant, &ids).await.map_err(Status::failed_precondition)?;
     Ok(DeleteReply { deleted: deleted as u32, ..DeleteReply::default() })
 }
 

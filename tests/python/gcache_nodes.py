@@ -12,7 +12,7 @@ import sysconfig
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -36,8 +36,11 @@ def program(name: str) -> str:
 class RunningNode:
     """One `gcache-node` process; its memory file outlives it until the folder goes."""
 
-    def __init__(self, folder: Path, name: str, settings: dict[str, str], config: str = "") -> None:
-        self.folder, self.name, self.settings = folder, name, settings
+    def __init__(
+        self, folder: Path, name: str, settings: dict[str, str], config: str = "", within: Sequence[str] = ()
+    ) -> None:
+        """`within`: a command that runs the node, in a namespace for instance."""
+        self.folder, self.name, self.settings, self.within = folder, name, settings, list(within)
         self.port = 0
         self.log: list[dict[str, Any]] = []
         (folder / f"{name}.toml").write_text(
@@ -48,8 +51,9 @@ class RunningNode:
         self.start()
 
     def start(self) -> None:
-        """Starts the process, with the port it had before."""
-        command = [program("gcache-node"), "--config", str(self.folder / f"{self.name}.toml")]
+        """Starts the process, with the port it had before; RuntimeError with its words where it does not serve."""
+        self.__dict__.pop("serving", None)
+        command = [*self.within, program("gcache-node"), "--config", str(self.folder / f"{self.name}.toml")]
         command += [f"--set={key}={value}" for key, value in self.settings.items()]
         if self.port:
             command += [f"--port={self.port}"]
@@ -129,7 +133,7 @@ def _state(task: Path) -> str:
 
 
 @contextmanager
-def nodes(*names: str, config: str = "", **settings: str) -> Iterator[list[RunningNode]]:
+def nodes(*names: str, config: str = "", within: Sequence[str] = (), **settings: str) -> Iterator[list[RunningNode]]:
     """Nodes with these names; settings with `__` for the dot."""
     shm = Path("/dev/shm")
     with tempfile.TemporaryDirectory(dir=shm if shm.is_dir() else None) as folder:
@@ -137,7 +141,7 @@ def nodes(*names: str, config: str = "", **settings: str) -> Iterator[list[Runni
         try:
             for name in names:
                 keys = {key.replace("__", "."): value for key, value in settings.items()}
-                running.append(RunningNode(Path(folder), name, keys, config))
+                running.append(RunningNode(Path(folder), name, keys, config, within))
             yield running
         finally:
             for node in running:

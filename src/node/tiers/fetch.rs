@@ -1,18 +1,33 @@
 //! Reads from the disk tier: into a buffer that is sent, or into a slot of memory when the value deserves it.
 //!
-//! - Concurrent reads of one value are one read: what it gives is shared.
-//! - Buffers of values that wait to be sent are bounded over all calls; a read waits for its share.
+//! - Concurrent reads of one value are one read: what it gives is shared. It runs on its own, so that a reader who takes
+//!   nothing holds up nobody who wants the same, and no slot of a value that comes up.
+//! - Buffers of values that wait to be sent are bounded over all calls. A read whose turn has come waits for its share; one
+//!   ahead of its turn has a budget of its own, and is not begun where that is used up. So readers who take nothing cost
+//!   others their read-ahead, and hold them up only where the values that are in turn take all of the other budget.
 //! - Bytes are compared with their CRCs before anything else; a value that differs is dropped, counted, and a miss.
 
-use super::{FETCHED_UNIT, TierCounts, Tiers};
+use super::{TierCounts, Tiers};
 use crate::disk::{Aligned, Buffer, DiskError, Target, Value};
 use crate::shm::{Begin, ObjectId, PutMeta, Writer};
 use futures_util::FutureExt;
 use futures_util::future::{BoxFuture, Shared, WeakShared};
 use std::collections::HashMap;
+use std::pin::Pin;
 use std::sync::{Arc, Mutex, PoisonError};
+use std::task::{Context, Poll};
 use std::time::Duration;
-use tokio::sync::{OwnedSemaphorePermit, oneshot};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
+use tokio::task::JoinHandle;
+
+/// Bytes of values in buffers of their own whose turn it is, over all calls.
+const TURN_BYTES: usize = 128 << 20;
+/// The same of values that were read ahead of it.
+const AHEAD_BYTES: usize = 128 << 20;
+/// Unit of which the semaphores count them.
+const UNIT: usize = 4096;
+/// Reads at a time. Fewer than a directory takes (`DiskConfig::reads_in_flight`), so that none is refused; more wait.
+const READS: usize = 192;
 
 /// How long a read may take until it is a miss: no reader waits for a device that hangs.
 const READ_WAIT: Duration = Duration::from_secs(5);
@@ -90,6 +105,51 @@ unsafe impl Buffer for Landing {
     }
 }
 
+/// What is left of the buffers.
+pub struct Shares {
+    turn: Arc<Semaphore>,
+    ahead: Arc<Semaphore>,
+    reads: Semaphore,
+}
+
+impl Default for Shares {
+    fn default() -> Self {
+        let of = |bytes: usize| Arc::new(Semaphore::new(bytes / UNIT));
+        Shares { turn: of(TURN_BYTES), ahead: of(AHEAD_BYTES), reads: Semaphore::new(READS) }
+    }
+}
+
+impl Shares {
+    /// Waits for a share. A value that is longer than all of them takes them all.
+    async fn in_turn(&self, bytes: u64) -> Option<OwnedSemaphorePermit> {
+        let units = (bytes as usize).min(TURN_BYTES).div_ceil(UNIT) as u32;
+        self.turn.clone().acquire_many_owned(units).await.ok()
+    }
+
+    /// A share, if there is one.
+    fn ahead(&self, bytes: u64) -> Option<OwnedSemaphorePermit> {
+        let units = (bytes as usize).div_ceil(UNIT) as u32;
+        self.ahead.clone().try_acquire_many_owned(units).ok()
+    }
+}
+
+/// A read that runs whether its reader looks or not, and ends with the last of them.
+struct Running(JoinHandle<Fetch>);
+
+impl Future for Running {
+    type Output = Fetch;
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Fetch> {
+        // It panicked, or the node stops.
+        Pin::new(&mut self.0).poll(cx).map(|ended| ended.unwrap_or(Fetch::Absent))
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        self.0.abort();
+    }
+}
+
 type Name = (u64, ObjectId);
 type Flight = Shared<BoxFuture<'static, Fetch>>;
 
@@ -99,7 +159,7 @@ pub struct Flights(Mutex<HashMap<Name, WeakShared<BoxFuture<'static, Fetch>>>>);
 
 impl Flights {
     /// The read of this value that is under way, or this one.
-    fn join(&self, name: Name, read: impl FnOnce() -> BoxFuture<'static, Fetch>) -> Flight {
+    fn join(&self, name: Name, read: impl Future<Output = Fetch> + Send + 'static) -> Flight {
         let mut flights = self.0.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(flight) = flights.get(&name).and_then(WeakShared::upgrade).filter(|f| f.peek().is_none()) {
             return flight;
@@ -107,16 +167,22 @@ impl Flights {
         if flights.len() >= FLIGHTS {
             flights.retain(|_, flight| flight.upgrade().is_some_and(|f| f.peek().is_none()));
         }
-        let flight = read().shared();
+        let flight = Running(tokio::spawn(read)).boxed().shared();
         if let Some(weak) = flight.downgrade() {
             flights.insert(name, weak);
         }
         flight
     }
+
+    /// Nobody joins the reads of these any more: they were deleted, and another value may get the name.
+    pub fn forget(&self, tenant: u64, ids: &[ObjectId]) {
+        let mut flights = self.0.lock().unwrap_or_else(PoisonError::into_inner);
+        ids.iter().for_each(|id| drop(flights.remove(&(tenant, *id))));
+    }
 }
 
 impl Tiers {
-    /// Looks for a value, and reads it where it is on disk alone. That counts as a use of it.
+    /// Looks for a value, and reads it where it is on disk alone. That counts as a use of it. Within a tokio runtime.
     pub async fn fetch(self: Arc<Self>, tenant: u64, id: ObjectId) -> Fetch {
         if self.in_memory(tenant, &id) {
             return Fetch::InMemory;
@@ -125,11 +191,26 @@ impl Tiers {
             TierCounts::add(&self.counts.misses, 1);
             return Fetch::Absent;
         }
-        let flight = self.flights.join((tenant, id), || self.clone().read(tenant, id).boxed());
+        let flight = self.flights.join((tenant, id), self.clone().flight(tenant, id, None));
         flight.await
     }
 
-    /// Bytes that reading a value takes; 0 where it is not on disk.
+    /// As [`Tiers::fetch`], for a value whose turn has not come: none where it is on disk, of `bytes` there, and buffers for
+    /// such are used up.
+    pub fn fetch_ahead(self: &Arc<Self>, tenant: u64, id: ObjectId, bytes: u64) -> Option<BoxFuture<'static, Fetch>> {
+        if bytes == 0 {
+            return Some(self.clone().fetch(tenant, id).boxed());
+        }
+        let share = self.shares.ahead(bytes)?;
+        Some(self.flights.join((tenant, id), self.clone().flight(tenant, id, Some(share))).boxed())
+    }
+
+    /// Bytes that reading a value from disk takes; 0 where it is in memory, or nowhere.
+    pub fn bytes_to_read(&self, tenant: u64, id: &ObjectId) -> u64 {
+        if self.in_memory(tenant, id) { 0 } else { self.disk_bytes(tenant, id) }
+    }
+
+    /// Bytes that a value takes on disk; 0 where it is not there.
     pub fn disk_bytes(&self, tenant: u64, id: &ObjectId) -> u64 {
         self.disk_of(tenant, id).and_then(|disk| disk.value_blocks(tenant, id)).unwrap_or(0)
     }
@@ -141,12 +222,27 @@ impl Tiers {
         }
     }
 
-    async fn read(self: Arc<Self>, tenant: u64, id: ObjectId) -> Fetch {
+    /// A read that others join, unless it found nothing: they look themselves.
+    async fn flight(self: Arc<Self>, tenant: u64, id: ObjectId, share: Option<OwnedSemaphorePermit>) -> Fetch {
+        let found = self.clone().read(tenant, id, share).await;
+        if matches!(found, Fetch::Absent | Fetch::Damaged) {
+            self.flights.forget(tenant, &[id]);
+        }
+        found
+    }
+
+    /// `share`: of the buffers, if it has one.
+    async fn read(self: Arc<Self>, tenant: u64, id: ObjectId, share: Option<OwnedSemaphorePermit>) -> Fetch {
         let Some(disk) = self.disk_of(tenant, &id).cloned() else { return Fetch::Absent };
         let Some(blocks) = disk.value_blocks(tenant, &id) else { return Fetch::Absent };
-        // One value may always be read, whatever it takes.
-        let share = (blocks.div_ceil(FETCHED_UNIT as u64) as u32).min(self.fetched.1);
-        let Ok(share) = self.fetched.0.clone().acquire_many_owned(share).await else { return Fetch::Absent };
+        let share = match share {
+            Some(share) => share,
+            None => match self.shares.in_turn(blocks).await {
+                Some(share) => share,
+                None => return Fetch::Absent,
+            },
+        };
+        let Ok(_one) = self.shares.reads.acquire().await else { return Fetch::Absent };
         let (done, answer) = oneshot::channel();
         let target = if self.uses.count(tenant, &id) >= self.settings.promote_after {
             let tiers = self.clone();

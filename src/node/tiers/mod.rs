@@ -24,16 +24,13 @@ use super::state::Clock;
 use crate::disk::{Disk, DiskStats, State as DiskState};
 use crate::shm::{Begin, ChainKey, Exists, Lease, ObjectId, PutMeta, ShmError, Store};
 use demote::Demotion;
-use fetch::Flights;
+use fetch::{Flights, Shares};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use tokio::sync::{Notify, Semaphore, oneshot};
+use tokio::sync::{Notify, oneshot};
 
-/// Least and most bytes of values read from disk that wait in buffers of their own to be sent, over all calls; between them
-/// a quarter of the memory tier.
-const FETCHED_BYTES: std::ops::RangeInclusive<u64> = 8 << 20..=256 << 20;
-/// Unit of which the semaphore counts them.
-const FETCHED_UNIT: usize = 4096;
+/// What a delete says that a disk could not note.
+const FORGOTTEN: &str = "the objects are forgotten, but may come back when the node starts anew";
 
 /// When values go down and come up.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -78,8 +75,7 @@ pub struct Tiers {
     clock: Clock,
     uses: Uses,
     flights: Flights,
-    /// Units of [`FETCHED_UNIT`] that are left for buffers, of so many.
-    fetched: (Arc<Semaphore>, u32),
+    shares: Shares,
     /// Held while values are deleted, given to the disk, or brought back.
     turns: Mutex<()>,
     demotion: Demotion,
@@ -93,8 +89,6 @@ impl Tiers {
     /// Over open tiers. With disks nothing leaves memory on its own any more, so [`Tiers::start`] must follow.
     pub fn new(memory: Store, disks: Vec<Disk>, settings: TierSettings, clock: Clock) -> Arc<Tiers> {
         memory.keep_all(!disks.is_empty());
-        let fetched = (memory.stats().slab_bytes / 4).clamp(*FETCHED_BYTES.start(), *FETCHED_BYTES.end());
-        let fetched = (fetched / FETCHED_UNIT as u64) as u32;
         Arc::new(Tiers {
             memory,
             disks,
@@ -102,7 +96,7 @@ impl Tiers {
             clock,
             uses: Uses::new(),
             flights: Flights::default(),
-            fetched: (Arc::new(Semaphore::new(fetched as usize)), fetched),
+            shares: Shares::default(),
             turns: Mutex::default(),
             demotion: Demotion::default(),
             room: Notify::new(),
@@ -206,12 +200,14 @@ impl Tiers {
                 disk.delete(tenant, ids, move |outcome| drop(done.send(outcome)));
                 waiting.push(answer);
             }
+            // What begins from now on finds what was deleted on no disk.
+            self.flights.forget(tenant, ids);
         }
         for answer in waiting {
             match answer.await {
                 Ok(Ok(_)) => {}
-                Ok(Err(e)) => return Err(e.to_string()),
-                Err(_) => return Err("the disk tier ended first".into()),
+                Ok(Err(e)) => return Err(format!("{FORGOTTEN}: {e}")),
+                Err(_) => return Err(format!("{FORGOTTEN}: the disk tier ended first")),
             }
         }
         Ok(count)
@@ -228,17 +224,31 @@ impl Tiers {
         }
     }
 
-    /// Sums over the disks, and their states that are not `Serving`; none without disks.
+    /// Sums over the disks, and what is wrong with them; none without disks.
     pub fn disk_stats(&self) -> Option<(DiskStats, Vec<String>)> {
         let mut sum = self.disks.first()?.stats();
         for disk in &self.disks[1..] {
             sum.add(&disk.stats());
         }
-        let trouble = |disk: &Disk| match disk.state() {
-            DiskState::Serving => None,
-            DiskState::ReadOnly(why) => Some(format!("read-only: {why}")),
-            DiskState::Offline(why) => Some(format!("offline: {why}")),
+        let named = |disk: &Disk| {
+            let what = trouble(disk)?;
+            Some(if self.disks.len() == 1 { what } else { format!("{}: {what}", disk.path()) })
         };
-        Some((sum, self.disks.iter().filter_map(trouble).collect()))
+        Some((sum, self.disks.iter().filter_map(named).collect()))
+    }
+}
+
+/// What a disk cannot do and why; none where nothing is wrong.
+fn trouble(disk: &Disk) -> Option<String> {
+    match disk.state() {
+        DiskState::ReadOnly(why) => Some(format!("read-only: {why}")),
+        DiskState::Offline(why) => Some(format!("offline: {why}")),
+        DiskState::Serving => {
+            let stats = disk.stats();
+            let (has, size) = (stats.file_bytes >> 20, stats.capacity_bytes >> 20);
+            stats
+                .no_space
+                .then(|| format!("full: the file system has space for {has} MiB of the {size} MiB configured"))
+        }
     }
 }
