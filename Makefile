@@ -94,7 +94,7 @@ soak: build
 	PROPTEST_CASES=$$((256 * $(SOAK))) MIMO_SOAK=$(SOAK) cargo test --profile quick
 	cargo test --profile quick --test soak -- --ignored --nocapture
 	MIMO_CASES=$$((300 * $(SOAK))) cargo test --profile quick --features shuttle --test shuttle
-	MIMO_SOAK=$(SOAK) $(BIN)/python -m pytest
+	MIMO_SOAK=$(SOAK) MIMO_FAULT_ROUNDS=$$((20 * $(SOAK))) $(BIN)/python -m pytest
 	@if command -v c++ >/dev/null; then $(MAKE) fuzz; else echo "no C++ compiler, so the fuzz target is left out" >&2; fi
 	$(BIN)/python tests/mutations.py
 

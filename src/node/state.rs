@@ -1,5 +1,6 @@
 //! What all calls of a node share.
 
+use super::aside::WATCHES_OF_CONNECTION;
 use super::auth::Tokens;
 use super::config::NodeConfig;
 use super::metrics::Metrics;
@@ -136,6 +137,8 @@ pub struct Connection {
     pub peer: String,
     /// A call has come.
     pub used: AtomicBool,
+    /// One permit for each watch of health on it.
+    pub watches: Arc<Semaphore>,
     closing: Notify,
     state: Arc<State>,
 }
@@ -143,7 +146,8 @@ pub struct Connection {
 impl Connection {
     /// A new one.
     pub fn new(id: u64, peer: String, state: Arc<State>) -> Arc<Connection> {
-        Arc::new(Connection { id, peer, used: AtomicBool::new(false), closing: Notify::new(), state })
+        let watches = Arc::new(Semaphore::new(WATCHES_OF_CONNECTION));
+        Arc::new(Connection { id, peer, used: AtomicBool::new(false), watches, closing: Notify::new(), state })
     }
 
     /// Ends it, whatever runs on it.

@@ -16,6 +16,7 @@ use std::collections::HashMap;
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll};
+use std::time::Duration;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
 use tokio::task::JoinHandle;
 
@@ -28,6 +29,8 @@ const UNIT: usize = 4096;
 /// Reads at a time. Fewer than a directory takes (`DiskConfig::reads_in_flight`), so that none is refused; more wait.
 const READS: usize = 192;
 
+/// How long a read may take until it is a miss: no reader waits for a device that hangs.
+const READ_WAIT: Duration = Duration::from_secs(5);
 /// Reads that are remembered as under way until those that ended are forgotten.
 const FLIGHTS: usize = 256;
 
@@ -253,7 +256,8 @@ impl Tiers {
             Target::Buffer(Landing::Heap(Aligned::new(blocks as usize)))
         };
         disk.get(tenant, &id, target, move |outcome| drop(done.send(outcome)));
-        let Ok(outcome) = answer.await else { return Fetch::Absent };
+        // What comes later is thrown away, and its memory with it.
+        let Ok(Ok(outcome)) = tokio::time::timeout(READ_WAIT, answer).await else { return Fetch::Absent };
         match outcome.and_then(|fetched| fetched.verify()) {
             Ok(value) => self.landed(tenant, &id, value, share),
             Err(DiskError::Damaged) => Fetch::Damaged,

@@ -149,7 +149,8 @@ impl Tiers {
     /// # Errors
     /// As there.
     pub fn begin(&self, meta: &PutMeta, now: u64) -> Result<Begin, ShmError> {
-        if let Some(disk) = self.disk_of(meta.tenant, &meta.id).filter(|_| meta.validate().is_ok()) {
+        meta.validate()?;
+        if let Some(disk) = self.disk_of(meta.tenant, &meta.id) {
             disk.touch(meta.tenant, &[meta.id]);
             return Ok(Begin::Present);
         }
