@@ -13,6 +13,7 @@ use crate::shm::{Begin, ObjectId, PutMeta, Writer};
 use futures_util::FutureExt;
 use futures_util::future::{BoxFuture, Shared, WeakShared};
 use std::collections::HashMap;
+use std::ops::RangeInclusive;
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll};
@@ -20,12 +21,13 @@ use std::time::Duration;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
 use tokio::task::JoinHandle;
 
-/// Bytes of values in buffers of their own whose turn it is, over all calls.
-const TURN_BYTES: usize = 128 << 20;
+/// Least and most bytes of values in buffers of their own whose turn it is, over all calls; between them an eighth of the
+/// memory tier.
+const TURN_BYTES: RangeInclusive<u64> = 32 << 20..=128 << 20;
 /// The same of values that were read ahead of it.
-const AHEAD_BYTES: usize = 128 << 20;
+const AHEAD_BYTES: RangeInclusive<u64> = 4 << 20..=128 << 20;
 /// Unit of which the semaphores count them.
-const UNIT: usize = 4096;
+const UNIT: u64 = 4096;
 /// Reads at a time. Fewer than a directory takes (`DiskConfig::reads_in_flight`), so that none is refused; more wait.
 const READS: usize = 192;
 
@@ -108,28 +110,30 @@ unsafe impl Buffer for Landing {
 /// What is left of the buffers.
 pub struct Shares {
     turn: Arc<Semaphore>,
+    /// Units of all buffers for values in turn.
+    most: u64,
     ahead: Arc<Semaphore>,
     reads: Semaphore,
 }
 
-impl Default for Shares {
-    fn default() -> Self {
-        let of = |bytes: usize| Arc::new(Semaphore::new(bytes / UNIT));
-        Shares { turn: of(TURN_BYTES), ahead: of(AHEAD_BYTES), reads: Semaphore::new(READS) }
-    }
-}
-
 impl Shares {
+    /// For a memory tier of so many bytes.
+    pub fn new(memory: u64) -> Shares {
+        let units = |within: RangeInclusive<u64>| (memory / 8).clamp(*within.start(), *within.end()) / UNIT;
+        let of = |units: u64| Arc::new(Semaphore::new(units as usize));
+        let most = units(TURN_BYTES);
+        Shares { turn: of(most), most, ahead: of(units(AHEAD_BYTES)), reads: Semaphore::new(READS) }
+    }
+
     /// Waits for a share. A value that is longer than all of them takes them all.
     async fn in_turn(&self, bytes: u64) -> Option<OwnedSemaphorePermit> {
-        let units = (bytes as usize).min(TURN_BYTES).div_ceil(UNIT) as u32;
+        let units = bytes.div_ceil(UNIT).min(self.most) as u32;
         self.turn.clone().acquire_many_owned(units).await.ok()
     }
 
     /// A share, if there is one.
     fn ahead(&self, bytes: u64) -> Option<OwnedSemaphorePermit> {
-        let units = (bytes as usize).div_ceil(UNIT) as u32;
-        self.ahead.clone().try_acquire_many_owned(units).ok()
+        self.ahead.clone().try_acquire_many_owned(bytes.div_ceil(UNIT) as u32).ok()
     }
 }
 

@@ -89,6 +89,7 @@ impl Tiers {
     /// Over open tiers. With disks nothing leaves memory on its own any more, so [`Tiers::start`] must follow.
     pub fn new(memory: Store, disks: Vec<Disk>, settings: TierSettings, clock: Clock) -> Arc<Tiers> {
         memory.keep_all(!disks.is_empty());
+        let shares = Shares::new(memory.stats().slab_bytes);
         Arc::new(Tiers {
             memory,
             disks,
@@ -96,7 +97,7 @@ impl Tiers {
             clock,
             uses: Uses::new(),
             flights: Flights::default(),
-            shares: Shares::default(),
+            shares,
             turns: Mutex::default(),
             demotion: Demotion::default(),
             room: Notify::new(),
