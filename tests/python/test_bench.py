@@ -89,9 +89,10 @@ def test_a_node_with_a_disk(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     answer = json.loads(capsys.readouterr().out.splitlines()[-1])
     figures = {f["name"]: f["median"] for f in answer["figures"]}
     assert figures["node_cold_get_32"] > 0
-    assert figures["promotion_get_1_from_memory"] == 0
-    assert answer["checks"]["promotion"]
-    assert set(answer["checks"]) == {"promotion", "disk_idle_io", "disk_idle_cpu"}
+    assert [figures[f"promotion_new_get_{n}_from_memory"] for n in (1, 2, 3)] == [0, 0, 1]
+    assert [figures[f"promotion_hot_get_{n}_from_memory"] for n in (1, 2, 3)] == [0, 1, 1]
+    assert figures["quiet_device_bytes"] == 0
+    assert set(answer["checks"]) == {"promotion", "promotion_new", "disk_idle_io", "disk_idle_cpu"}
     assert list(tmp_path.iterdir()) == []
 
 

@@ -1,8 +1,8 @@
 """`mimo-cache bench disk`: the disk tier beside fio, and what a node makes of it.
 
-`read`, `write`, `sizes`, `recovery` and `wear` are measured inside Rust (`benches/disk.rs`), which runs fio in between; the
-other parts here, with a node. All files are in a directory of their own, at most 3 GiB, which goes at the end, also when
-the run is interrupted. Names of figures are part of the output's contract: a check in `report.py` looks them up by name.
+`read`, `write`, `sizes`, `recovery` and `wear` are measured inside Rust (`benches/disk.rs`), which runs fio in between;
+the other parts here, with a node. All files are in a directory of their own, at most 3 GiB, which goes at the end, also
+when the run is interrupted. Names of figures are part of the output's contract: a check in `report.py` looks them up.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ GIB = 1 << 30
 ENTRIES = 1_000_000
 """Objects of `recovery` at scale 1."""
 PROMOTE_AFTER = 2
-"""The default of `tiering.promote_after`, said here so that the figures do not depend on it."""
+"""Of `tiering`; the default. Names of figures and floors go with it."""
 PATIENCE = 30.0
 """Seconds until all demotion must be over."""
 
@@ -157,37 +157,38 @@ def _demote(options: Options, folder: Path) -> list[Figure]:
 
 
 def _promotion(options: Options, folder: Path) -> list[Figure]:
-    """With which get a value that went to disk comes from memory."""
-    count = 64
-    memory = 64 * MIB
+    """With which get a value that went to disk comes from memory: one that was never used, and one that was used once."""
+    count, memory = 64, 64 * MIB
     values, target = noise(count * SMALL), np.zeros(count * SMALL, np.uint8)
-    shares: list[list[float]] = []
+    shares: dict[str, list[list[float]]] = {"new": [], "hot": []}
     with _node(folder, memory, 1 * GIB) as (_, client):
+        put = putter(client, noise(BATCH * MIB), BATCH)
         for n in range(options.runs):
-            ids = ids_of(count, "hot", n)
-            store(client, ids, values)
-            put = putter(client, noise(BATCH * MIB), BATCH)
-            for _ in range(2 * memory // (BATCH * MIB)):
-                put()
-            _settle(client)
-            get = getter(client, ids, target)
-            from_memory = []
-            for _ in range(PROMOTE_AFTER + 2):
-                hits = _tier(client, "disk").hits
-                get()
-                from_memory.append(1 - (_tier(client, "disk").hits - hits) / count)
-            shares.append(from_memory)
-    each = list(zip(*shares, strict=True))
-    first = [next((n for n, share in enumerate(run, 1) if share == 1), len(run) + 1) for run in shares]
-    out = [figure(f"promotion_get_{n}_from_memory", "1", share) for n, share in enumerate(each, 1)]
-    out.append(figure("promotion_memory_hits", "1", each[PROMOTE_AFTER]))
-    return [*out, figure("promotion_first_get_from_memory", "1", first)]
+            for kind, runs in shares.items():
+                ids = ids_of(count, kind, n)
+                store(client, ids, values)
+                get = getter(client, ids, target)
+                if kind == "hot":
+                    get()
+                for _ in range(2 * memory // (BATCH * MIB)):
+                    put()
+                _settle(client)
+                runs.append([])
+                for _ in range(PROMOTE_AFTER + 1):
+                    hits = _tier(client, "disk").hits
+                    get()
+                    runs[-1].append(1 - (_tier(client, "disk").hits - hits) / count)
+    return [
+        figure(f"promotion_{kind}_get_{n}_from_memory", "1", share)
+        for kind, runs in shares.items()
+        for n, share in enumerate(zip(*runs, strict=True), 1)
+    ]
 
 
 def _quiet(options: Options, folder: Path) -> list[Figure]:
     """What a node with a disk and a client does when nobody asks for anything."""
     seconds = max(4 * options.scale, 1.0)
-    moved, busy = [], []
+    moved, called, busy = [], [], []
     with _node(folder, 64 * MIB, 1 * GIB) as (node, client):
         put = putter(client, noise(BATCH * MIB), BATCH)
         for _ in range(6):
@@ -198,6 +199,8 @@ def _quiet(options: Options, folder: Path) -> list[Figure]:
             before = node.io_bytes(), node.cpu_nanoseconds()
             time.sleep(seconds)
             after = node.io_bytes(), node.cpu_nanoseconds()
-            moved.append(float(after[0] - before[0]))
+            moved.append(float(after[0][0] - before[0][0]))
+            called.append(float(after[0][1] - before[0][1]))
             busy.append((after[1] - before[1]) / seconds / 1e7)
-    return [figure("quiet_io_bytes", "B", moved), figure("quiet_core", "%", busy)]
+    figures = [figure("quiet_device_bytes", "B", moved), figure("quiet_call_bytes", "B", called)]
+    return [*figures, figure("quiet_core", "%", busy)]

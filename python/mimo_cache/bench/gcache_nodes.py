@@ -38,11 +38,11 @@ class Node(LocalNode):
         tasks = Path(f"/proc/{self.process.pid}/task").iterdir()
         return sum(int((task / "schedstat").read_text().split()[0]) for task in tasks)
 
-    def io_bytes(self) -> int:
-        """Bytes that the process has read and written: by calls, and from and to devices."""
+    def io_bytes(self) -> tuple[int, int]:
+        """Bytes that the process has moved to and from devices, and by calls (those of sockets and bells included)."""
         lines = Path(f"/proc/{self.process.pid}/io").read_text().splitlines()
-        counted = ("rchar", "wchar", "read_bytes", "write_bytes")
-        return sum(int(line.split()[1]) for line in lines if line.split(":")[0] in counted)
+        counts = {name: int(value) for name, value in (line.split(": ") for line in lines)}
+        return counts["read_bytes"] + counts["write_bytes"], counts["rchar"] + counts["wchar"]
 
     def shared_view(self, size: int) -> npt.NDArray[np.uint8]:
         """The last `size` bytes of the node's memory file, warm: what a copy of as many bytes starts from."""

@@ -89,8 +89,13 @@ FLOORS = (
     Floor("recovery", "recovery", "recovery", _most(3.0), "1 M objects on disk found within 3 s"),
     Floor("disk_index", "recovery", "index_bytes", _most(40.0), "at most 40 bytes of index per object on disk"),
     Floor("wear", "wear", "write_amplification", _most(1.3), "write amplification at most 1.3 with 80 % alive"),
-    Floor("promotion", "promotion", "promotion_memory_hits", _least(1.0), "after promote_after gets from memory"),
-    Floor("disk_idle_io", "quiet", "quiet_io_bytes", _most(0.0), "an idle node with a disk reads and writes nothing"),
+    Floor(
+        "promotion", "promotion", "promotion_hot_get_2_from_memory", _least(1.0), "2nd get of a hot value from memory"
+    ),
+    Floor("promotion_new", "promotion", "promotion_new_get_3_from_memory", _least(1.0), "3rd get of any from memory"),
+    Floor(
+        "disk_idle_io", "quiet", "quiet_device_bytes", _most(0.0), "an idle node with a disk reads and writes nothing"
+    ),
     Floor("disk_idle_cpu", "quiet", "quiet_core", _most(0.1), "an idle node with a disk under 0.1 % of a core"),
 )
 """One for each bound that the project set itself."""

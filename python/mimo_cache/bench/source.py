@@ -49,8 +49,7 @@ def rust_bench(bench: str, words: list[str]) -> list[Figure]:
     if process.returncode != 0:
         raise subprocess.CalledProcessError(process.returncode, command)
     figures = json.loads(output.splitlines()[-1])["figures"]
-    plain = ("name", "unit", "median", "spread")
-    return [Figure(*(f[key] for key in plain), f.get("against"), f.get("ratio")) for f in figures]
+    return [Figure(f["name"], f["unit"], f["median"], f["spread"], f.get("against"), f.get("ratio")) for f in figures]
 
 
 def instructions(scale: float) -> dict[str, float]:

@@ -34,8 +34,8 @@ def program(name: str) -> str:
 class LocalNode:
     """One process and its files in `folder`: NAME.toml, NAME.memory, NAME.log and two sockets.
 
-    `port` 0 takes a free one and keeps it; `more` is TOML that its configuration ends with. Raises `GCacheError` with the
-    node's own words when it does not start.
+    `port` 0 takes a free one and keeps it; `more` is TOML that its configuration ends with. Raises `GCacheError` with
+    the node's own words when it does not start.
     """
 
     def __init__(self, folder: Path, name: str, size: int, port: int = 0, more: str = "") -> None:
