@@ -115,7 +115,6 @@ impl Puts {
         let (start, first) = (Instant::now(), self.next);
         let (mut in_flight, mut refused) = (0, Vec::new());
         loop {
-            let over = enough(self.next - first, start.elapsed());
             let mut puts = Vec::new();
             while puts.len() < batch
                 && let Some((meta, value)) = refused.pop()
@@ -123,7 +122,10 @@ impl Puts {
                 puts.push(self.one(meta, value, &send));
             }
             // Whole batches, as long as there are buffers for one.
-            while !over && puts.len() < batch && (!puts.is_empty() || self.buffers.len() >= batch) {
+            while puts.len() < batch
+                && (!puts.is_empty() || self.buffers.len() >= batch)
+                && !enough(self.next - first, start.elapsed())
+            {
                 let Some(value) = self.buffers.pop() else { break };
                 puts.push(self.one(meta(self.next, self.len), value, &send));
                 self.next += 1;

@@ -114,7 +114,9 @@ impl Load<'_> {
         self.misses += gone.len() as u64;
         gone.sort_unstable_by_key(|at| std::cmp::Reverse((at.0, at.1)));
         gone.dedup();
-        gone.iter().for_each(|at| drop(self.there[at.0].swap_remove(at.1)));
+        for (set, n, _) in gone {
+            self.there[set].swap_remove(n);
+        }
         if delete {
             self.delete();
         }

@@ -157,7 +157,7 @@ def _demote(options: Options, folder: Path) -> list[Figure]:
 
 
 def _promotion(options: Options, folder: Path) -> list[Figure]:
-    """With which get a value that went to disk comes from memory: one that was never used, and one that was used once."""
+    """With which get a value that went to disk comes from memory: one never used before, and one used once."""
     count, memory = 64, 64 * MIB
     values, target = noise(count * SMALL), np.zeros(count * SMALL, np.uint8)
     shares: dict[str, list[list[float]]] = {"new": [], "hot": []}
