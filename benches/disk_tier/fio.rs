@@ -53,7 +53,11 @@ fn one(engine: &str, what: &str, files: &[PathBuf], size: usize, depth: usize, t
     if what == "randread" {
         command.arg("--readonly");
     }
-    let done = command.output().ok().filter(|done| done.status.success())?;
+    let done = command.output().ok()?;
+    if !done.status.success() {
+        eprintln!("disk: fio with {engine} says: {}", String::from_utf8_lossy(&done.stderr).trim_end());
+        return None;
+    }
     let text = String::from_utf8_lossy(&done.stdout);
     let report: Value = serde_json::from_str(&text[text.find('{')?..]).ok()?;
     let job = &report["jobs"][0][if what == "write" { "write" } else { "read" }];

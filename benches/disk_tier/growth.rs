@@ -3,7 +3,7 @@
 //! Objects have one block, the least there is. Opening reads no values, so once they are sealed their bytes are given back
 //! to the file system (holes in the segments' files): 10^6 objects need 100 MB for headers and footers instead of 4 GiB.
 
-use super::{Dice, Puts, Settings, gets, id, place, seal};
+use super::{Dice, Puts, Settings, gets, id, place, seal, segments};
 use crate::common::{cpu_ns, figure, resident_bytes};
 use mimo_cache::disk::{Disk, DiskConfig};
 use mimo_cache::shm::ChainKey;
@@ -109,13 +109,9 @@ fn trim() {
 
 /// Gives the bytes of values in all segments back to the file system.
 fn punch(dir: &Path) {
-    for entry in std::fs::read_dir(dir).expect("the tier's directory") {
-        let entry = entry.expect("an entry");
-        let len = entry.metadata().expect("a file").len();
-        if !entry.file_name().to_string_lossy().starts_with("segment-") {
-            continue;
-        }
-        let file = OpenOptions::new().write(true).open(entry.path()).expect("a segment");
+    for path in segments(dir) {
+        let file = OpenOptions::new().write(true).open(path).expect("a segment");
+        let len = file.metadata().expect("a file").len();
         let (from, until) = (HEAD_BLOCKS * BLOCK, len - FOOT_BLOCKS * BLOCK);
         let mode = libc::FALLOC_FL_PUNCH_HOLE | libc::FALLOC_FL_KEEP_SIZE;
         // SAFETY: a plain call on an open file.

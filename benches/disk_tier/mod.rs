@@ -11,7 +11,7 @@ use mimo_cache::disk::{Aligned, Buffer, Crcs, Disk, DiskConfig, DiskError, Fetch
 use mimo_cache::shm::{ObjectId, PutMeta, chunk_crcs};
 use place::Root;
 use std::any::Any;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Sender, channel};
 use std::time::{Duration, Instant};
 
@@ -48,12 +48,26 @@ impl Tier {
         Tier { disk: Disk::open(&config).expect("a new directory").0, config }
     }
 
-    /// Files of its segments.
-    pub fn files(&self) -> Vec<PathBuf> {
-        let entries = std::fs::read_dir(&self.config.dir).expect("the tier's directory");
-        let paths = entries.map(|e| e.expect("an entry").path());
-        paths.filter(|p| p.file_name().is_some_and(|n| n.to_string_lossy().starts_with("segment-"))).collect()
+    /// Files of the segments that are full, as long as none was reclaimed: they were made and filled in this order. Of the
+    /// others nothing is on the device yet, so reading them would cost nothing.
+    pub fn full(&self) -> Vec<PathBuf> {
+        let mut files = segments(&self.config.dir);
+        files.truncate(self.disk.stats().sealed_segments as usize - 1);
+        files
     }
+}
+
+/// Files of all segments of a directory, by number; not those that are just being made.
+pub fn segments(dir: &Path) -> Vec<PathBuf> {
+    let entries = std::fs::read_dir(dir).expect("the tier's directory");
+    let paths = entries.map(|e| e.expect("an entry").path());
+    let is_segment = |path: &PathBuf| {
+        let name = path.file_name().map(|n| n.to_string_lossy().into_owned()).unwrap_or_default();
+        name.starts_with("segment-") && !name.ends_with(".new")
+    };
+    let mut files: Vec<PathBuf> = paths.filter(is_segment).collect();
+    files.sort_unstable();
+    files
 }
 
 impl Drop for Tier {

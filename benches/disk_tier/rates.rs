@@ -47,7 +47,7 @@ pub fn read(settings: &Settings) -> Vec<Value> {
         let count = bytes / size as u64;
         Puts::new(0, size).fill(&tier.disk, count);
         assert_eq!(tier.disk.stats().objects, count);
-        let (files, mut dice) = (tier.files(), Dice(1));
+        let (files, mut dice) = (tier.full(), Dice(1));
         let (mut ours, mut theirs) = (Vec::new(), Vec::new());
         for _ in 0..settings.runs {
             let rate = gets(&tier.disk, size, DEPTH, || dice.below(count), |_, passed| passed >= settings.time());
