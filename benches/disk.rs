@@ -1,5 +1,5 @@
-//! The disk tier by itself: `cargo bench --bench disk -- [read] [write] [sizes] [recovery] [wear] [quick] [dir=DIR] [runs=N]
-//! [entries=N]`.
+//! The disk tier by itself: `cargo bench --bench disk -- [read] [write] [sizes] [recovery] [segments] [wear] [quick] [dir=DIR]
+//! [runs=N] [entries=N]`.
 //!
 //! Progress goes to stderr; the last line of stdout is one JSON object `{"figures": [...]}`, medians of `runs` runs (5),
 //! wall times where nothing else is said. `mimo-cache bench disk` runs this binary and adds what needs a node.
@@ -7,6 +7,7 @@
 //! - `write`: puts into a full tier in batches as demotion gives them, beside fio's sequential writes.
 //! - `sizes`: both for values of 4 KiB to 32 MiB.
 //! - `recovery`: opening, index and CPU times with 10^4 to 10^6 (`entries`) objects of one block.
+//! - `segments`: CPU time of a put with 64 to 16,384 segments.
 //! - `wear`: bytes written for each byte put, in a mixed load that keeps 80 % of the capacity alive.
 //!
 //! Files are made under `dir` (the system's temporary directory), at most 3 GiB, and removed, also on SIGINT and SIGTERM.
@@ -14,7 +15,7 @@
 mod common;
 mod disk_tier;
 
-use disk_tier::{Settings, growth, place, rates, wear};
+use disk_tier::{Settings, growth, place, rates, segments, wear};
 use serde_json::{Value, json};
 
 type Scenario = fn(&Settings) -> Vec<Value>;
@@ -32,11 +33,12 @@ fn main() {
     };
     place::remove_when_interrupted(settings.root.path());
     let parts: Vec<&String> = args.iter().filter(|a| !a.contains('=') && *a != "quick").collect();
-    let known: [(&str, Scenario); 5] = [
+    let known: [(&str, Scenario); 6] = [
         ("read", rates::read),
         ("write", rates::write),
         ("sizes", rates::sizes),
         ("recovery", growth::run),
+        ("segments", segments::run),
         ("wear", wear::run),
     ];
     let mut figures: Vec<Value> = Vec::new();

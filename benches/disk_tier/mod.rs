@@ -4,6 +4,7 @@ pub mod fio;
 pub mod growth;
 pub mod place;
 pub mod rates;
+pub mod segments;
 pub mod wear;
 
 use crate::common::key;

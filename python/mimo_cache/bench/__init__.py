@@ -24,7 +24,7 @@ __all__ = ["main"]
 
 GCACHE_PARTS = ("transfer", "latency", "exists", "sizes", "restart", "idle")
 """Parts of `bench gcache`, whose module needs Linux."""
-DISK_PARTS = ("read", "write", "sizes", "recovery", "wear", "demote", "promotion", "quiet")
+DISK_PARTS = ("read", "write", "sizes", "recovery", "segments", "wear", "demote", "promotion", "quiet")
 """Parts of `bench disk`, whose module needs Linux."""
 MODEL_PARTS = ("ttft", "bookkeeping", "decode")
 """Parts of `bench model`, whose module needs torch."""
