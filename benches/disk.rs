@@ -7,7 +7,7 @@
 //! - `write`: puts into a full tier in batches as demotion gives them, beside fio's sequential writes.
 //! - `sizes`: both for values of 4 KiB to 32 MiB.
 //! - `recovery`: opening, index and CPU times with 10^4 to 10^6 (`entries`) objects of one block.
-//! - `segments`: CPU time of a put with 64 to 16,384 segments.
+//! - `segments`: CPU time of a put with 64 to 8,192 segments.
 //! - `wear`: bytes written for each byte put, in a mixed load that keeps 80 % of the capacity alive.
 //!
 //! Files are made under `dir` (the system's temporary directory), at most 3 GiB, and removed, also on SIGINT and SIGTERM.

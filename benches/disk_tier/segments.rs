@@ -16,7 +16,7 @@ const LEN: usize = 32 << 10;
 const TIMED: u64 = 1_000;
 
 pub fn run(settings: &Settings) -> Vec<Value> {
-    let counts: &[u64] = if settings.quick { &[64, 256] } else { &[64, 1_024, 16_384] };
+    let counts: &[u64] = if settings.quick { &[64, 256] } else { &[64, 1_024, 8_192] };
     let mut figures = Vec::new();
     for &count in counts {
         let config = DiskConfig { segment_bytes: SEGMENT, ..DiskConfig::new("memory", count * u64::from(SEGMENT)) };
