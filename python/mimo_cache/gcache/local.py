@@ -35,15 +35,16 @@ def program(name: str) -> str:
 class LocalNode:
     """One process and its files in `folder`: NAME.toml, NAME.memory, NAME.log and two sockets.
 
-    `port` 0 takes a free one and keeps it. Raises `GCacheError` with the node's own words when it does not start.
+    `port` 0 takes a free one and keeps it; `more` is TOML that its configuration ends with. Raises `GCacheError` with
+    the node's own words when it does not start.
     """
 
-    def __init__(self, folder: Path, name: str, size: int, port: int = 0) -> None:
+    def __init__(self, folder: Path, name: str, size: int, port: int = 0, more: str = "") -> None:
         self.folder, self.name, self._port = folder, name, port
         (folder / f"{name}.toml").write_text(
             f'name = "{name}"\nlisten = ["127.0.0.1:{port}", "unix:{folder}/{name}.sock"]\n'
             f'fast_path = "{folder}/{name}.fast"\n'
-            f'[memory]\npath = "{folder}/{name}.memory"\nsize = "{size}B"\n[log]\njson = true\n'
+            f'[memory]\npath = "{folder}/{name}.memory"\nsize = "{size}B"\n[log]\njson = true\n{more}'
         )
         self.start()
 
