@@ -12,6 +12,7 @@
 pub mod aside;
 pub mod auth;
 pub mod config;
+pub mod config_disk;
 pub mod ctl;
 pub mod deadline;
 pub mod fast;
