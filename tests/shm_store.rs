@@ -9,7 +9,6 @@ use mimo_cache::shm::{
 };
 use shm::*;
 use std::os::unix::fs::FileExt;
-
 const MIB: u64 = 1 << 20;
 
 fn fresh(name: &str, bytes: u64) -> (TempFile, Store) {
