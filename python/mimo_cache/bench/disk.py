@@ -1,8 +1,9 @@
 """`mimo-cache bench disk`: the disk tier beside fio, and what a node makes of it.
 
-`read`, `write`, `sizes`, `recovery`, `segments` and `wear` are measured inside Rust (`benches/disk.rs`), which runs fio in between;
-the other parts here, with a node. All files are in a directory of their own, at most 3 GiB, which goes at the end, also
-when the run is interrupted. Names of figures are part of the output's contract: a check in `report.py` looks them up.
+`read`, `write`, `sizes`, `recovery`, `segments` and `wear` are measured inside Rust (`benches/disk.rs`), which runs fio
+in between; the other parts here, with a node. All files are in a directory of their own, at most 3 GiB, which goes at
+the end, also when the run is interrupted. Names of figures are part of the output's contract: checks in `report.py`
+look them up.
 """
 
 from __future__ import annotations
