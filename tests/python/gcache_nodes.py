@@ -37,11 +37,17 @@ class RunningNode:
     """One `gcache-node` process; its memory file outlives it until the folder goes."""
 
     def __init__(
-        self, folder: Path, name: str, settings: dict[str, str], config: str = "", within: Sequence[str] = ()
+        self,
+        folder: Path,
+        name: str,
+        settings: dict[str, str],
+        config: str = "",
+        within: Sequence[str] = (),
+        port: int = 0,
     ) -> None:
-        """`within`: a command that runs the node, in a namespace for instance."""
+        """`within`: a command that runs the node, in a namespace for instance. `port` 0: a free one."""
         self.folder, self.name, self.settings, self.within = folder, name, settings, list(within)
-        self.port = 0
+        self.port = port
         self.log: list[dict[str, Any]] = []
         (folder / f"{name}.toml").write_text(
             f'name = "{name}"\nlisten = ["127.0.0.1:0", "unix:{folder}/{{name}}.sock"]\nmetrics = "localhost:0"\n'
