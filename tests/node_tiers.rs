@@ -75,6 +75,21 @@ impl World {
         World { tiers, demoter, runtime, file, known: BTreeMap::new() }
     }
 
+    /// Over a device in memory that fails and hangs as it is told; nothing comes up.
+    fn on_memory() -> (Arc<Memory>, World) {
+        let device = Arc::new(Memory::new());
+        let disk = Disk::open_on(&small(std::path::Path::new("memory")), device.clone()).unwrap().0;
+        (device, World::new(vec![disk], 255))
+    }
+
+    /// Puts values of one length, and waits until those that leave are on disk.
+    fn fill(&mut self, numbers: std::ops::Range<u64>, len: usize) {
+        for n in numbers {
+            self.put(n, len);
+        }
+        self.rest();
+    }
+
     /// Puts a value, waiting for room; whether it was new.
     fn put(&mut self, n: u64, len: usize) -> bool {
         let bytes = value(n, len);
@@ -231,10 +246,7 @@ fn what_is_deleted_comes_back_from_neither_tier() {
 fn what_is_used_again_comes_up_and_a_scan_does_not() {
     let folder = Folder::new();
     let mut world = World::new(vec![Disk::open(&small(&folder.0)).unwrap().0], 2);
-    for n in 0..400 {
-        world.put(n, 65_536);
-    }
-    world.rest();
+    world.fill(0..400, 65_536);
     let below: Vec<ObjectId> = (0..200).map(|n| id(n, 0)).filter(|id| world.tiers.disk_bytes(TENANT, id) > 0).collect();
     assert!(below.len() > 150, "{}", below.len());
     for id in &below {
@@ -247,10 +259,7 @@ fn what_is_used_again_comes_up_and_a_scan_does_not() {
     assert_eq!(world.counted(|c| &c.promoted), 1);
     // It leaves again without a write: the disk has it.
     let written = world.counted(|c| &c.demoted);
-    for n in 1000..1200 {
-        world.put(n, 65_536);
-    }
-    world.rest();
+    world.fill(1000..1200, 65_536);
     assert_eq!(world.tiers.memory.exists(TENANT, &[hot.key], None, 0).masks, [0]);
     assert!(world.counted(|c| &c.clean) >= 1);
     assert!(world.counted(|c| &c.demoted) <= written + 200);
@@ -259,13 +268,8 @@ fn what_is_used_again_comes_up_and_a_scan_does_not() {
 
 #[test]
 fn readers_of_one_value_share_one_read() {
-    let device = Arc::new(Memory::new());
-    let disk = Disk::open_on(&small(std::path::Path::new("memory")), device.clone()).unwrap().0;
-    let mut world = World::new(vec![disk], 255);
-    for n in 0..200 {
-        world.put(n, 65_536);
-    }
-    world.rest();
+    let (device, mut world) = World::on_memory();
+    world.fill(0..200, 65_536);
     let name = id(0, 0);
     assert!(world.tiers.disk_bytes(TENANT, &name) > 0);
     let before = device.counted().1;
@@ -283,13 +287,8 @@ fn readers_of_one_value_share_one_read() {
 
 #[test]
 fn a_disk_that_fails_leaves_a_node_of_memory() {
-    let device = Arc::new(Memory::new());
-    let disk = Disk::open_on(&small(std::path::Path::new("memory")), device.clone()).unwrap().0;
-    let mut world = World::new(vec![disk], 255);
-    for n in 0..150 {
-        world.put(n, 65_536);
-    }
-    world.rest();
+    let (device, mut world) = World::on_memory();
+    world.fill(0..150, 65_536);
     let (events, _) = device.counted();
     (events..events + 1000).for_each(|event| device.fail(event, Fault::Error(libc::EIO)));
     // What cannot be written any more goes as in a node without disks; nobody waits for ever.
@@ -314,10 +313,7 @@ fn a_disk_that_fails_leaves_a_node_of_memory() {
 fn buffers_of_reads_ahead_are_bounded_and_a_value_in_turn_has_one_of_its_own() {
     let folder = Folder::new();
     let mut world = World::new(vec![Disk::open(&small(&folder.0)).unwrap().0], 255);
-    for n in 0..30 {
-        world.put(n, 900_000);
-    }
-    world.rest();
+    world.fill(0..30, 900_000);
     let name = id(0, 0);
     let bytes = world.tiers.bytes_to_read(TENANT, &name);
     assert!(bytes >= 900_000);
@@ -343,10 +339,7 @@ fn buffers_of_reads_ahead_are_bounded_and_a_value_in_turn_has_one_of_its_own() {
 fn a_value_comes_up_although_its_reader_does_not_look() {
     let folder = Folder::new();
     let mut world = World::new(vec![Disk::open(&small(&folder.0)).unwrap().0], 1);
-    for n in 0..30 {
-        world.put(n, 900_000);
-    }
-    world.rest();
+    world.fill(0..30, 900_000);
     let name = id(0, 0);
     let bytes = world.tiers.bytes_to_read(TENANT, &name);
     let read = {
@@ -366,10 +359,7 @@ fn a_value_comes_up_although_its_reader_does_not_look() {
 fn a_read_that_nobody_took_does_not_outlive_a_delete() {
     let folder = Folder::new();
     let mut world = World::new(vec![Disk::open(&small(&folder.0)).unwrap().0], 255);
-    for n in 0..30 {
-        world.put(n, 900_000);
-    }
-    world.rest();
+    world.fill(0..30, 900_000);
     let name = id(0, 0);
     let bytes = world.tiers.bytes_to_read(TENANT, &name);
     let before = world.tiers.disk_stats().unwrap().0.totals.hits;
@@ -385,10 +375,7 @@ fn a_read_that_nobody_took_does_not_outlive_a_delete() {
     assert_eq!(world.delete(&[name]), 1);
     // Another value gets the name, and goes down.
     assert!(world.put(0, 65_536));
-    for n in 100..130 {
-        world.put(n, 900_000);
-    }
-    world.rest();
+    world.fill(100..130, 900_000);
     assert!(world.tiers.bytes_to_read(TENANT, &name) > 0);
     assert_eq!(world.get(&name).unwrap().0, world.known[&name], "the value that was deleted came back");
     assert!(matches!(world.runtime.block_on(old), Fetch::OnDisk(found) if found.meta().len == 900_000));
@@ -397,13 +384,8 @@ fn a_read_that_nobody_took_does_not_outlive_a_delete() {
 
 #[test]
 fn more_reads_than_the_disk_takes_at_once_wait_and_miss_nothing() {
-    let device = Arc::new(Memory::new());
-    let disk = Disk::open_on(&small(std::path::Path::new("memory")), device.clone()).unwrap().0;
-    let mut world = World::new(vec![disk], 255);
-    for n in 0..2000 {
-        world.put(n, 16_384);
-    }
-    world.rest();
+    let (device, mut world) = World::on_memory();
+    world.fill(0..2000, 16_384);
     let below: Vec<ObjectId> =
         (0..2000).map(|n| id(n, 0)).filter(|id| world.tiers.bytes_to_read(TENANT, id) > 0).collect();
     assert!(below.len() > 1000, "{}", below.len());
