@@ -222,7 +222,6 @@ impl Tiers {
         let value: Box<dyn Any> = value;
         let Ok(going) = value.downcast::<Going>() else { return };
         let leaving = going.0;
-        let len = leaving.meta().put.len;
         let counter = match outcome {
             PutOutcome::Stored => Some(&self.counts.demoted),
             PutOutcome::Present => Some(&self.counts.clean),
@@ -234,9 +233,6 @@ impl Tiers {
             Some(counter) => {
                 if leaving.leave() {
                     TierCounts::add(counter, 1);
-                }
-                if outcome == PutOutcome::Stored {
-                    TierCounts::add(&self.counts.demoted_bytes, len);
                 }
             }
             None => {

@@ -284,7 +284,6 @@ impl Tiers {
                     return Fetch::Absent;
                 }
                 TierCounts::add(&self.counts.promoted, 1);
-                TierCounts::add(&self.counts.promoted_bytes, meta.len);
                 Fetch::InMemory
             }
         }

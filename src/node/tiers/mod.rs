@@ -46,8 +46,6 @@ pub struct TierSettings {
 pub struct TierCounts {
     /// Values written to disk when they left memory.
     pub demoted: AtomicU64,
-    /// Bytes of them.
-    pub demoted_bytes: AtomicU64,
     /// Values that left memory and were on disk already.
     pub clean: AtomicU64,
     /// Values that left memory and are nowhere else: no disk could take them.
@@ -56,8 +54,6 @@ pub struct TierCounts {
     pub misses: AtomicU64,
     /// Values that came back into memory.
     pub promoted: AtomicU64,
-    /// Bytes of them.
-    pub promoted_bytes: AtomicU64,
 }
 
 impl TierCounts {
@@ -145,7 +141,7 @@ impl Tiers {
         found.masks.first().is_some_and(|mask| mask >> id.part & 1 == 1)
     }
 
-    /// As [`Store::begin`], over both tiers. `NoRoom` may pass: [`Tiers::frees_room`].
+    /// As [`Store::begin`], over both tiers. With disks `NoRoom` may pass: [`Tiers::room`].
     ///
     /// # Errors
     /// As there.
@@ -160,11 +156,6 @@ impl Tiers {
             self.demotion.wake();
         }
         begun
-    }
-
-    /// Whether memory is being freed, so that who waits for [`Tiers::room`] may find some.
-    pub fn frees_room(&self) -> bool {
-        self.has_disk()
     }
 
     /// Marks objects as used; returns how many are there.
