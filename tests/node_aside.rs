@@ -9,6 +9,7 @@ use mimo_cache::node::aside::{MAX_MESSAGE_BYTES, SHORT_CALLS, WATCHES, WATCHES_O
 use mimo_cache::node::{Node, NodeConfig};
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 /// Remembers the largest block that was asked for.
@@ -123,8 +124,12 @@ async fn watching(call: Call) -> Result<RecvStream, i32> {
     }
 }
 
+/// The largest block is that of all tests at once, and a node that starts asks for large ones: so tests take turns.
+static TURN: Mutex<()> = Mutex::new(());
+
 /// A test's time is bounded, so that what hangs fails.
 fn run(test: impl Future<Output = ()>) {
+    let _turn = TURN.lock().unwrap_or_else(PoisonError::into_inner);
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     runtime.block_on(async { tokio::time::timeout(Duration::from_secs(60), test).await.expect("it hangs") });
 }
