@@ -46,6 +46,7 @@ impl Cache {
 
     fn check_commit(&self, c: &Commit<'_>) -> Result<()> {
         let seq = self.open_seq(c.seq, "commit")?;
+        seq.check_loaded("commit")?;
         if c.computed > seq.reserved {
             return Err(Error::invalid("rows to commit", c.computed, format!("at most {} reserved", seq.reserved)));
         }
@@ -258,6 +259,9 @@ impl Cache {
             }
         };
         add(seq.prompt_end, kind::PROMPT_END);
+        if seq.loaded_end.0 > 0 {
+            add(seq.loaded_end.0, seq.loaded_end.1);
+        }
         if rules.branch && seq.branch > 0 {
             add(seq.branch, kind::BRANCH);
         }
@@ -356,7 +360,9 @@ impl Cache {
         let (seq, page) = (&self.seqs[index], self.page());
         let end = u64::from(logical + 1) * page;
         let rebuilt_from = seq.swa_from.saturating_sub(u64::from(self.tree.window));
-        if end <= seq.swa_from && end - u64::from(self.tree.n_mtp).min(page) < rebuilt_from {
+        let loaded = seq.loaded.iter().find(|l| l.logical == logical);
+        let partly = end <= seq.swa_from && end - u64::from(self.tree.n_mtp).min(page) < rebuilt_from;
+        if !loaded.map_or(!partly, |l| l.whole || !partly) {
             return false;
         }
         let id = logical.checked_sub(seq.swa_first).and_then(|i| seq.swa.get(i as usize)).map(SwaHold::id);
@@ -378,7 +384,8 @@ impl Cache {
         self.inherit(index, note);
         let seq = &mut self.seqs[index];
         let end = (logical as usize + 1) * self.tree.page as usize;
-        let after = &seq.tokens[end.min(seq.tokens.len())..];
+        let kept = seq.loaded.iter().find(|l| l.logical == logical).and_then(|l| l.record.as_deref());
+        let after = kept.unwrap_or(&seq.tokens[end.min(seq.tokens.len())..]);
         let id = self.tree.publish_swa(slot, page.computed(), after, seq.tenant);
         seq.swa[i] = SwaHold::Leased(id);
         if copied.is_some() {

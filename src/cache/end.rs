@@ -29,7 +29,7 @@ impl Cache {
     /// Publishes as at finish, keeps one checkpoint at the last boundary until `resume` or eviction, and gives pages,
     /// leases and reservations back; tokens stay. With `store` false nothing is published and nothing kept.
     pub fn park(&mut self, id: SeqId, store: bool) -> Result<()> {
-        self.open_seq(id, "park")?;
+        self.open_seq(id, "park")?.check_loaded("park")?;
         if store {
             self.publish_all(id.index, kind::PARK);
         }
@@ -79,6 +79,7 @@ impl Cache {
         self.quota -= seq.quota;
         self.scratch_used -= seq.scratch;
         (seq.quota, seq.scratch, seq.budget, seq.reserved) = (0, 0, 0, 0);
+        (seq.loaded, seq.loaded_end) = (Vec::new(), (0, 0));
         seq.table = Vec::new();
         for page in seq.own.drain(..) {
             tree.free_private_full(page, stamp, &moves);
@@ -86,7 +87,8 @@ impl Cache {
         for d in seq.duplicates.drain(..) {
             tree.free_private_full(d.page, stamp, &moves);
         }
-        for hold in seq.swa.drain(..) {
+        let window = seq.load.take().map(|l| l.window).unwrap_or_default();
+        for hold in window.into_iter().chain(seq.swa.drain(..)) {
             match hold {
                 SwaHold::Private(page) => tree.free_private_swa(page, stamp, &moves),
                 SwaHold::Leased(page) => tree.unlease_swa(page, stamp),

@@ -19,6 +19,7 @@ impl Cache {
     /// the sequence's own SWA pages are copied through the next plan.
     pub fn fork(&mut self, id: SeqId, m: usize, credit: u64) -> Result<Vec<SeqId>> {
         let seq = self.open_seq(id, "fork")?;
+        seq.check_loaded("fork")?;
         if m == 0 || m > 4096 {
             return Err(Error::invalid("number of forks", m, "1 to 4096"));
         }
@@ -127,6 +128,7 @@ impl Cache {
             moves: SmallVec::new(),
             branch: seq.branch,
             report: seq.report,
+            counted: false,
             keys: PageKeys::default(),
             refused: false,
             arrival: seq.arrival,
@@ -134,6 +136,9 @@ impl Cache {
             found: seq.found,
             user: seq.user,
             settled: seq.settled,
+            load: None,
+            loaded: Vec::new(),
+            loaded_end: (0, 0),
         };
         self.tree.lease_path(node);
         let index = self.seqs.insert(child);

@@ -9,6 +9,8 @@ mod commit;
 mod end;
 mod explain;
 mod fork;
+mod lend;
+mod load;
 mod moves;
 mod open;
 mod report;
@@ -17,6 +19,8 @@ mod split;
 mod step;
 pub mod types;
 
+pub use lend::{Boundary, Lent};
+pub use load::{Load, LoadOptions, Missing};
 pub use split::SplitStats;
 pub use types::*;
 

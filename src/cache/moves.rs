@@ -2,7 +2,7 @@
 //! untouched: until the step is known that retires them, or the move is done.
 
 use super::{Cache, Group, PageCopy, Plan};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::pool::{Full, Hold, MoveBucket, NONE, Page, Reserved, Stamp};
 use crate::tree::{Tree, Until};
 
@@ -81,8 +81,12 @@ impl Cache {
         Some((id, plan))
     }
 
-    /// A move is over on all ranks.
+    /// A move is over on all ranks. Loads have [`Self::load_done`].
     pub fn move_done(&mut self, id: u64) -> Result<()> {
+        let loads = self.live.iter().filter_map(|&index| self.seqs[index].load.as_ref());
+        if loads.into_iter().any(|load| load.id == id) {
+            return Err(Error::Order { what: "move", value: id, expected: "told to load_done, it is a load".into() });
+        }
         let bucket = self.tree.fence.end_move(id)?;
         self.tree.settle_landing(Some(id));
         for &(index, generation) in &bucket.seqs {
@@ -123,6 +127,11 @@ impl Cache {
     /// that another pending copy reads from. Those go with the last reader, which may be another sequence's.
     pub(super) fn cancel_copies(&mut self, owner: (u32, u32)) {
         self.rebuilds.retain(|r| (r.seq.index, r.seq.generation) != owner);
+        self.drop_unowned_copies();
+    }
+
+    /// Copies whose target nobody holds any more are not run.
+    pub(super) fn drop_unowned_copies(&mut self) {
         loop {
             let tree = &self.tree;
             let held = |c: &PageCopy| match c.group {

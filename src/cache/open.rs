@@ -1,12 +1,11 @@
 //! `open`: match, lease, reserve by count.
 
-use super::moves::PendingCopy;
 use super::sequence::{Seq, SwaHold};
-use super::{Cache, Group, MAX_TOKENS, Match, MtpRebuild, PageCopy, Report, Request, SeqId, base_quota};
+use super::{Cache, MAX_TOKENS, Match, Report, Request, SeqId, base_quota};
 use crate::error::{Error, Result};
 use crate::key::{Key, PageKeys, Span};
 use crate::policy::{Arrival, NIL, User, kind};
-use crate::pool::{Hold, NONE};
+use crate::pool::NONE;
 use crate::tree::{Cursor, Query, Tree, WalkPlace};
 use smallvec::SmallVec;
 use std::collections::VecDeque;
@@ -87,6 +86,7 @@ impl Cache {
             moves: SmallVec::new(),
             branch: 0,
             report,
+            counted: true,
             keys,
             refused: false,
             arrival: Arrival::default(),
@@ -94,6 +94,9 @@ impl Cache {
             found: None,
             user: User::default(),
             settled: false,
+            load: None,
+            loaded: Vec::new(),
+            loaded_end: (0, 0),
         };
         let index = self.seqs.insert(seq);
         self.enlist(index);
@@ -121,7 +124,7 @@ impl Cache {
         let seq = &mut self.seqs[id.index];
         seq.keys = made;
         seq.cursor = cursor;
-        (seq.parked, seq.refused) = (false, false);
+        (seq.parked, seq.refused, seq.counted) = (false, false, true);
         seq.prompt = seq.tokens.len() as u64;
         seq.report = report;
         self.parked -= 1;
@@ -262,7 +265,7 @@ impl Cache {
         seq.quota = base_quota(&self.config);
         self.quota += seq.quota;
         let id = SeqId { index, generation: seq.generation };
-        let matched = seq.report;
+        let (matched, to) = (seq.report, seq.swa_from);
         // Copies take their pages after the window is leased, so that making room cannot drop what they read.
         let mut holds = VecDeque::with_capacity(ids.len());
         for (i, swa) in ids.into_iter().enumerate() {
@@ -271,23 +274,7 @@ impl Cache {
                 holds.push_back(SwaHold::Leased(swa));
                 continue;
             }
-            let own = self.allocate_swa().expect("admitted");
-            let end = u64::from(logical + 1) * page;
-            // Rows that look beyond the page's end, as far as they are in this page and in the window.
-            let window = (u64::from(q) * page).saturating_sub(u64::from(self.tree.window));
-            let start = (end - u64::from(self.tree.n_mtp).min(page)).max(window);
-            self.tree.lease_path(node);
-            self.copy_holds += 1;
-            self.pending.push(PendingCopy {
-                copy: PageCopy { group: Group::Swa, src: swa, dst: own.id() },
-                owner: (index, id.generation),
-                reads: None,
-                hold: Hold::Tree { slot, swa },
-            });
-            if start < end {
-                self.rebuilds.push(MtpRebuild { seq: id, page: own.id(), start, end });
-            }
-            holds.push_back(SwaHold::Private(own));
+            holds.push_back(self.own_copy(id, logical, swa, to));
         }
         let seq = &mut self.seqs[index];
         seq.swa = holds;
@@ -336,7 +323,7 @@ impl Cache {
 
 impl Tree {
     /// Full pages that a lease at this place would newly pin.
-    fn unleased_above(&self, place: WalkPlace) -> u64 {
+    pub(super) fn unleased_above(&self, place: WalkPlace) -> u64 {
         let mut at = place.node;
         let mut upto = place.offset;
         let mut sum = 0;

@@ -18,6 +18,28 @@ impl Misses {
         self.never_seen += other.never_seen;
         self.partial_page += other.partial_page;
     }
+
+    /// `tokens` of what missed came from another tier after all: the first ones, by position.
+    pub(super) fn found(&mut self, mut tokens: u64) {
+        let Misses { window, last_token, evicted, in_flight, capacity, never_seen, partial_page } = self;
+        for cause in [window, last_token, evicted, in_flight, never_seen, capacity, partial_page] {
+            let taken = tokens.min(*cause);
+            *cause -= taken;
+            tokens -= taken;
+        }
+    }
+
+    /// Takes one lookup's misses out and adds what became of them.
+    pub(super) fn replace(&mut self, old: &Misses, new: &Misses) {
+        self.window -= old.window;
+        self.last_token -= old.last_token;
+        self.evicted -= old.evicted;
+        self.in_flight -= old.in_flight;
+        self.capacity -= old.capacity;
+        self.never_seen -= old.never_seen;
+        self.partial_page -= old.partial_page;
+        self.add(new);
+    }
 }
 
 impl Cache {
@@ -181,7 +203,7 @@ impl Cache {
             scratch += s.scratch;
             s.own.iter().for_each(|p| *full.entry(p.id()).or_default() += 1);
             s.duplicates.iter().for_each(|d| *full.entry(d.page.id()).or_default() += 1);
-            for hold in &s.swa {
+            for hold in s.swa.iter().chain(s.load.iter().flat_map(|l| &l.window)) {
                 match hold {
                     super::sequence::SwaHold::Private(p) => *swa.entry(p.id()).or_default() += 1,
                     super::sequence::SwaHold::Leased(p) => *leases.entry(*p).or_default() += 1,

@@ -1,6 +1,6 @@
 //! A sequence: tokens, page tables, and what it holds in the pools and in the tree.
 
-use super::{Cache, Report, SeqId};
+use super::{Cache, Record, Report, SeqId};
 use crate::error::{Error, Result};
 use crate::key::{Key, PageKeys, Span};
 use crate::policy::{Arrival, End, NIL, User};
@@ -33,6 +33,37 @@ impl SwaHold {
 pub(super) struct Duplicate {
     pub(super) index: u32,
     pub(super) page: Page<Full, Reserved>,
+}
+
+/// An SWA page of the sequence whose rows came from another tier.
+#[derive(Debug)]
+pub(super) struct Loaded {
+    pub(super) logical: u32,
+    /// All its MTP rows are true: what they were made with is the sequence's, or they keep their record.
+    pub(super) whole: bool,
+    /// The record that it keeps.
+    pub(super) record: Option<Record>,
+}
+
+/// Rows are on their way; what is needed to go back when they do not come.
+#[derive(Debug)]
+pub(super) struct Loading {
+    /// The move that its pages wait for.
+    pub(super) id: u64,
+    /// Committed tokens before.
+    pub(super) from: u64,
+    /// Boundary that is loaded.
+    pub(super) to: u64,
+    /// Kinds of the checkpoint to keep there.
+    pub(super) kinds: u8,
+    pub(super) keep_records: bool,
+    /// SWA pages before the new window, from logical page `window_first` on.
+    pub(super) window: VecDeque<SwaHold>,
+    pub(super) window_first: u32,
+    /// Length of the table before.
+    pub(super) table: usize,
+    pub(super) full_from: u64,
+    pub(super) swa_from: u64,
 }
 
 /// See the module's text.
@@ -90,6 +121,8 @@ pub(super) struct Seq {
     /// Boundary at which a BRANCH checkpoint is due, in pages; 0 for none.
     pub(super) branch: u32,
     pub(super) report: Report,
+    /// The counters of lookups speak of its report; those of forks are their parent's.
+    pub(super) counted: bool,
     /// Keys of pages that it is going to publish, as far as they were made before.
     pub(super) keys: PageKeys,
     /// Parked: opening it again was refused for want of pages before.
@@ -102,6 +135,11 @@ pub(super) struct Seq {
     /// As what it leaves its traces; final once its prompt is in the tree.
     pub(super) user: User,
     pub(super) settled: bool,
+    pub(super) load: Option<Box<Loading>>,
+    /// Those that may still be in the window, ascending.
+    pub(super) loaded: Vec<Loaded>,
+    /// Boundary at which a checkpoint of a loaded window is due, in pages, and its kinds; 0 for none.
+    pub(super) loaded_end: (u32, u8),
 }
 
 impl Seq {
@@ -125,6 +163,14 @@ impl Seq {
         if self.parked { 0 } else { self.budget.saturating_sub(self.table.len() as u64) }
     }
 
+    /// An error while rows are on their way.
+    pub(super) fn check_loaded(&self, call: &'static str) -> Result<()> {
+        match self.load {
+            None => Ok(()),
+            Some(_) => Err(Error::State { call, state: "loading", allowed: "not loading; tell load_done first" }),
+        }
+    }
+
     /// First logical page whose SWA rows are still needed: by the window of the next query, by pages whose publication
     /// waits for `n_mtp` more tokens, and by a checkpoint at the last boundary, which takes a page more at the end of a
     /// prompt that is an exact multiple of the page.
@@ -137,6 +183,11 @@ impl Seq {
         let due = self.exact && last == u64::from(self.prompt_end) && waits;
         let boundary = last.saturating_sub(u64::from(tree.need) + u64::from(due));
         window.min(boundary) as u32
+    }
+
+    /// SWA pages in its hands, with the window that it may go back to.
+    pub(super) fn swa_held(&self) -> u64 {
+        (self.swa.len() + self.load.as_ref().map_or(0, |l| l.window.len())) as u64
     }
 
     /// One past the last logical page of the SWA table.
@@ -180,7 +231,7 @@ impl Cache {
     /// Counts scratch anew after the sequence's SWA pages changed.
     pub(super) fn recount_scratch(&mut self, index: u32) {
         let seq = &mut self.seqs[index];
-        let scratch = (seq.swa.len() as u64).saturating_sub(seq.quota);
+        let scratch = seq.swa_held().saturating_sub(seq.quota);
         self.scratch_used = self.scratch_used - seq.scratch + scratch;
         seq.scratch = scratch;
     }

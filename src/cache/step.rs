@@ -80,7 +80,7 @@ impl Cache {
         }
         if tree.has_swa {
             swa = pages.saturating_sub(u64::from(seq.swa_end()));
-            let held = seq.swa.len() as u64 + swa;
+            let held = seq.swa_held() + swa;
             let scratch = held.saturating_sub(seq.quota);
             let others = self.scratch_used - seq.scratch;
             if swa > 0 && scratch + others > u64::from(self.config.scratch_pages) {

@@ -171,6 +171,9 @@ pub enum Group {
     Swa,
 }
 
+/// Tokens after the end of an SWA page with which its MTP rows were made, at most `n_mtp`.
+pub type Record = SmallVec<[u32; 8]>;
+
 /// Copy one whole page to another of the same pool.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PageCopy {

@@ -6,6 +6,7 @@ use super::op::{Op, Prompt};
 use super::story::{Seen, Seq, Story, key};
 use super::world::{Waiting, World};
 use mimo_cache::cache::{EventKind, Match, Report, RequestOptions, SeqId};
+use mimo_cache::error::Error;
 use mimo_cache::key::Span;
 
 impl World {
@@ -59,12 +60,16 @@ impl World {
                 self.cache.set_tenant_share(u32::from(tenant % 2), share(full), share(swa));
             }
             Op::Drain { max } => self.drain(max),
+            Op::Load { seq, far, taste } => _ = open(self, seq).map(|i| self.load(i, far, taste, false)),
+            Op::LoadDone { which, ok } => self.load_done_op(which, ok),
+            Op::Receive { prompt, far, taste } => self.receive(prompt, far, taste),
+            Op::Lend { prompt, most } => self.lend(prompt, most),
             Op::Reassign { to_full, chunk } => self.reassign(to_full, chunk),
         }
     }
 
     /// A prompt with at least one token.
-    fn story(&self, p: Prompt) -> Story {
+    pub fn story(&self, p: Prompt) -> Story {
         let none = Story::default();
         let base = pick(p.base, self.stories.len() + 1).and_then(|i| self.stories.get(i)).unwrap_or(&none);
         let kept = base.tokens.len() * usize::from(p.keep) / 255;
@@ -172,6 +177,8 @@ impl World {
             full_write_from: 0,
             swa_write_from: 0,
             settled: false,
+            incoming: None,
+            counted: true,
             parked: false,
             seen: Seen::default(),
             story,
@@ -192,7 +199,7 @@ impl World {
         (s.committed, s.reserved, s.done) = (want.usable, 0, want.usable);
         s.full_write_from = want.full_kv_match;
         s.swa_write_from = want.usable;
-        (s.settled, s.parked) = (false, false);
+        (s.settled, s.parked, s.counted) = (false, false, true);
         self.totals.opens += 1;
         self.totals.prompt_tokens += s.known();
         self.totals.hit_tokens += report.matched.usable;
@@ -241,6 +248,11 @@ impl World {
         if self.seqs.len() + m > 8 {
             return;
         }
+        if self.seqs[i].incoming.is_some() {
+            let refused = self.cache.fork(self.seqs[i].id, m, 0);
+            assert!(matches!(refused, Err(Error::State { .. })), "a fork while rows are on their way");
+            return;
+        }
         let (parent, credit) = (self.seqs[i].id, u64::from(credit % 16));
         let Some(children) = self.attempt(|w| w.cache.fork(parent, m, credit)) else { return };
         assert_eq!(children.len(), m, "fork makes all or nothing");
@@ -257,6 +269,8 @@ impl World {
                 guess: Vec::new(),
                 guess_prefixes: Vec::new(),
                 settled: false,
+                incoming: None,
+                counted: false,
                 seen: Seen::default(),
                 ..*s
             };
@@ -266,6 +280,7 @@ impl World {
     }
 
     fn park(&mut self, i: usize, store: bool) {
+        self.await_load(i, store);
         self.verify(i);
         self.cache.park(self.seqs[i].id, store).expect("an open sequence");
         let info = self.cache.info(self.seqs[i].id).expect("a parked sequence");

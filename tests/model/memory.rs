@@ -97,6 +97,11 @@ impl Memory {
         row.filter(|_| self.region.as_ref().is_none_or(|cells| cells.is_whole(page)))
     }
 
+    /// All rows of a page.
+    pub fn page(&self, page: Page) -> Vec<Option<Row>> {
+        (0..self.page_size as u64).map(|i| self.row(page, i)).collect()
+    }
+
     /// The bytes of a page become this page's; what the other pool had there is lost, and old rows of its own with it.
     fn take(&mut self, page: Page) {
         let Some(cells) = &mut self.region else { return };

@@ -21,6 +21,7 @@
 
 pub mod brute;
 pub mod lifecycle;
+pub mod load;
 pub mod memory;
 pub mod op;
 pub mod region;

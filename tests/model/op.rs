@@ -112,6 +112,27 @@ pub enum Op {
     Drain {
         max: u8,
     },
+    /// Rows of another tier in place of computing them.
+    Load {
+        seq: u8,
+        far: u8,
+        taste: u8,
+    },
+    LoadDone {
+        which: u8,
+        ok: bool,
+    },
+    /// A copy from another tier: open, load, finish.
+    Receive {
+        prompt: Prompt,
+        far: u8,
+        taste: u8,
+    },
+    /// A copy to another tier: pages are lent for a while.
+    Lend {
+        prompt: Prompt,
+        most: u8,
+    },
     /// Only in worlds with a region: the other pool is told to give up a chunk.
     Reassign {
         to_full: bool,
@@ -134,7 +155,11 @@ impl Op {
         let flags = if e < 128 { 0 } else { e & 31 };
         let prompt = Prompt { base: a, keep: b, tail: c, taste: d, flags };
         match kind {
-            0..=39 => Op::Serve { prompt, shape: e ^ kind },
+            0..=23 => Op::Serve { prompt, shape: e ^ kind },
+            24..=31 => Op::Load { seq: a, far: b, taste: c },
+            32..=34 => Op::LoadDone { which: a, ok: b % 4 != 1 },
+            35..=37 => Op::Receive { prompt, far: e, taste: d ^ c },
+            38..=39 => Op::Lend { prompt, most: e },
             40..=59 => Op::Request { prompt },
             60..=64 => Op::Peek { request: a },
             65..=89 => Op::Open { request: a, credit: b },

@@ -43,7 +43,7 @@ impl World {
         let worked = self.attempt(|w| w.cache.reserve(id, n)).is_some();
         assert_eq!(worked, n <= most, "reserve({n}) where {most} slots are reservable");
         // Within its promise a sequence may have to wait for running steps, and for nothing else.
-        let waits = !self.running.is_empty() || !self.moves.is_empty();
+        let waits = !self.running.is_empty() || !self.moves.is_empty() || !self.loads.is_empty();
         let s = &mut self.seqs[i];
         if !worked {
             let end = s.committed + s.reserved + n;
@@ -170,7 +170,7 @@ impl World {
     /// Every committed row that the next step reads is this sequence's own KV.
     pub fn verify(&self, i: usize) {
         let (s, page) = (&self.seqs[i], u64::from(self.setup.page));
-        if !s.settled {
+        if !s.settled || s.incoming.is_some() {
             return;
         }
         if self.setup.has_full() {
@@ -304,6 +304,7 @@ impl World {
 
     pub fn commit_op(&mut self, seq: u8, rows: u8, accept: u8, extra: u8, seed: u8) {
         let Some(i) = self.open_seq(seq).filter(|i| self.seqs[*i].settled) else { return };
+        self.await_load(i, extra % 8 != 7);
         let rows = if rows == 0 { u64::MAX } else { u64::from(rows) - 1 };
         let more = !self.long_enough(i);
         let (accept, fresh) = if more { (usize::from(accept % 6), usize::from(extra % 4)) } else { (0, 0) };
@@ -344,6 +345,9 @@ impl World {
         }
         picks.retain(|i| self.seqs[*i].reserved > 0);
         self.fill(&picks, how.seed, how.compact);
+        // What comes layer by layer is there when the step is over, or the step was for nothing.
+        picks.iter().for_each(|&i| self.await_load(i, !how.seed.is_multiple_of(5)));
+        picks.retain(|i| self.seqs[*i].reserved > 0);
         let mut outcomes = Vec::new();
         for (n, i) in picks.iter().enumerate() {
             let s = &self.seqs[*i];
@@ -373,6 +377,7 @@ impl World {
         if let Some(n) = pick(which, self.moves.len()) {
             let id = *self.moves.keys().nth(n).expect("a move");
             self.moves.remove(&id);
+            self.end_loan(id);
             self.cache.move_done(id).expect("an unfinished move");
         }
     }

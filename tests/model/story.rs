@@ -76,6 +76,10 @@ pub struct Seq {
     pub swa_write_from: u64,
     /// No copies are pending for it: its pages hold what they should.
     pub settled: bool,
+    /// A load of its rows that was not ended yet.
+    pub incoming: Option<u64>,
+    /// Not made by a fork: the counters of lookups speak of it.
+    pub counted: bool,
     pub parked: bool,
     pub seen: Seen,
 }

@@ -5,7 +5,8 @@
 //! order of the plans, steps stay running until they are retired, rejected drafts leave garbage behind.
 
 use super::brute::{Mirror, Residency, roots};
-use super::memory::{Memory, Page};
+use super::load::Incoming;
+use super::memory::{Memory, Page, Row};
 use super::op::Op;
 use super::setup::Setup;
 use super::story::{Seen, Seq, Story};
@@ -40,6 +41,9 @@ pub struct World {
     /// Running steps and unfinished moves with the pages their kernels may touch.
     pub running: VecDeque<(u64, HashSet<Page>)>,
     pub moves: BTreeMap<u64, HashSet<Page>>,
+    pub loads: BTreeMap<u64, Incoming>,
+    /// Pages that are lent, as they were when they were.
+    pub lent: BTreeMap<u64, Vec<(Page, Vec<Option<Row>>)>>,
     pub held: Held,
     pub mirror: Mirror,
     pub next_writer: u32,
@@ -77,6 +81,8 @@ impl World {
             next_step: 1,
             running: VecDeque::new(),
             moves: BTreeMap::new(),
+            loads: BTreeMap::new(),
+            lent: BTreeMap::new(),
             held: Held::new(),
             mirror: Mirror::default(),
             next_writer: 1,
@@ -93,6 +99,9 @@ impl World {
 
     /// A running step or an unfinished move may touch this page.
     pub fn busy(&self, page: Page) -> bool {
+        if self.loads.values().flat_map(Incoming::pages).any(|other| self.memory.overlap(other, page)) {
+            return true;
+        }
         let mut touched = self.running.iter().map(|(_, p)| p).chain(self.moves.values());
         if self.setup.region.is_none() {
             return touched.any(|pages| pages.contains(&page));
@@ -248,6 +257,9 @@ impl World {
         }
         while !self.running.is_empty() {
             self.apply(Op::Retire);
+        }
+        while !self.loads.is_empty() {
+            self.apply(Op::LoadDone { which: 0, ok: true });
         }
         self.apply(Op::TakeCopies);
         while !self.moves.is_empty() {
