@@ -221,10 +221,7 @@ impl Cache {
     /// Both pools have room for the load, by count; changes nothing.
     fn check_load_room(&self, index: u32, missing: &Missing, sources: &[(u32, Source)]) -> Result<()> {
         let (seq, tree) = (&self.seqs[index], &self.tree);
-        let full = missing.full.end - missing.full.start;
-        if full > u64::from(tree.full.free()) + tree.evictable_full() {
-            return Err(self.out_of_full(full));
-        }
+        self.full_room_for(index, missing.full.end)?;
         if !tree.has_swa {
             return Ok(());
         }

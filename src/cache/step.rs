@@ -68,16 +68,7 @@ impl Cache {
     fn room_for(&self, index: u32, pages: u64) -> Result<(u64, u64)> {
         let seq = &self.seqs[index];
         let tree = &self.tree;
-        let (mut full, mut swa) = (0, 0);
-        if tree.has_full {
-            full = pages.saturating_sub(seq.table.len() as u64);
-            let beyond = pages.saturating_sub(seq.budget.max(seq.table.len() as u64));
-            let counted = u64::from(tree.full.usable()) - u64::from(tree.full.private()) - tree.leased_full();
-            let there = u64::from(tree.full.free()) + tree.evictable_full();
-            if beyond + self.promised > counted && beyond > 0 || full > there {
-                return Err(self.out_of_full(full));
-            }
-        }
+        let (full, mut swa) = (self.full_room_for(index, pages)?, 0);
         if tree.has_swa {
             swa = pages.saturating_sub(u64::from(seq.swa_end()));
             let held = seq.swa_held() + swa;
@@ -91,6 +82,22 @@ impl Cache {
             }
         }
         Ok((full, swa))
+    }
+
+    /// Full pages that the sequence lacks for `pages` logical pages, if they can be had; changes nothing.
+    pub(super) fn full_room_for(&self, index: u32, pages: u64) -> Result<u64> {
+        let (seq, tree) = (&self.seqs[index], &self.tree);
+        if !tree.has_full {
+            return Ok(0);
+        }
+        let full = pages.saturating_sub(seq.table.len() as u64);
+        let beyond = pages.saturating_sub(seq.budget.max(seq.table.len() as u64));
+        let counted = u64::from(tree.full.usable()) - u64::from(tree.full.private()) - tree.leased_full();
+        let there = u64::from(tree.full.free()) + tree.evictable_full();
+        if beyond + self.promised > counted && beyond > 0 || full > there {
+            return Err(self.out_of_full(full));
+        }
+        Ok(full)
     }
 
     /// The largest `n` that `reserve` would accept now.
