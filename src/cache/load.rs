@@ -309,6 +309,9 @@ impl Cache {
                 SwaHold::Leased(page) => self.tree.unlease_swa(page, seq.stamp),
             }
         }
+        let id = SeqId { index, generation: seq.generation };
+        self.drop_unowned(id);
+        let seq = &mut self.seqs[index];
         // What it generated since is no part of its prompt.
         let prompt = seq.report.prompt_tokens;
         let gained = load.to.min(prompt) - load.from.min(prompt);
@@ -358,6 +361,11 @@ impl Cache {
         (seq.committed, seq.full_from, seq.swa_from) = (load.from, load.full_from, load.swa_from);
         seq.loaded.retain(|l| l.logical < from);
         let id = SeqId { index, generation: seq.generation };
+        self.drop_unowned(id);
+    }
+
+    /// Copies and rebuilds that no plan contains yet are not run for pages that the sequence does not hold any more.
+    fn drop_unowned(&mut self, id: SeqId) {
         self.rebuilds.retain(|r| r.seq != id || self.tree.swa.is_private(r.page));
         self.drop_unowned_copies();
     }
