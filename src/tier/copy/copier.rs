@@ -201,6 +201,8 @@ impl Copier {
         let inner = Arc::new(Inner::new(plan, held));
         let job = Job { inner: Arc::clone(&inner), shared: Arc::clone(&self.shared) };
         if empty {
+            // It was never in the accounts.
+            inner.settled.store(true, Ordering::Relaxed);
             inner.finish();
             return Ok(job);
         }
