@@ -29,7 +29,8 @@ fn a_layer_is_read_while_the_rest_is_copied() {
     for threads in [1, 3] {
         let copier = world.copier(threads);
         let mut early = 0;
-        for seed in 2..6 {
+        // A busy machine may wake a waiter so late that everything is there by then.
+        for seed in 0..TRIES {
             world.fill(10_000 * seed);
             let job = copier.submit(Direction::Load, &pairs, &pairs).unwrap();
             for (layer, group) in (0..16).map(|l| (l, [PoolGroup::Swa, PoolGroup::Full][usize::from(l % 4 == 0)])) {
@@ -46,6 +47,9 @@ fn a_layer_is_read_while_the_rest_is_copied() {
             let times = job.times();
             assert!(times.windows(2).all(|two| two[0].ready_ns <= two[1].ready_ns));
             assert!(times.iter().all(|t| t.copied_ns > 0 && t.waited_ns > 0));
+            if seed >= 2 && early > 0 {
+                break;
+            }
         }
         assert!(early > 0, "no layer was seen before its job was over");
     }
