@@ -1,8 +1,8 @@
 """`mimo-cache bench NAME`: measures this build on this machine.
 
-`tree`, `model`, `gcache`, `disk` and `tiers` run the scenarios that `docs/performance.md` describes. The contract of the output
-is in `docs/cli.md`; the exit code is 0 when every figure that has a floor was measured, whatever it came to, and 1 when
-one could not be.
+`tree`, `model`, `gcache`, `disk` and `tiers` run the scenarios that `docs/performance.md` describes. The contract of
+the output is in `docs/cli.md`; the exit code is 0 when every figure that has a floor was measured, whatever it came to,
+and 1 when one could not be.
 """
 
 from __future__ import annotations

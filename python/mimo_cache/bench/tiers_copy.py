@@ -1,9 +1,9 @@
 """`mimo-cache bench tiers`: copies between host and device memory, beside memcpy and behind computation.
 
-On a CPU the device is memory as well. Byte volumes are those of MiMo-V2.5-Pro on one of eight tensor-parallel ranks, bf16
-(`docs/design.md`, section 3): in each layer 64 tokens x 1 KV head x (192 + 128) x 2 B = 40,960 B per page; 10 full
-layers, 60 SWA layers, 3 MTP heads, and the rank's eighth of the hidden states. Names of figures are part of the output's
-contract: a check in `report.py` looks them up.
+On a CPU the device is memory as well. Byte volumes are those of MiMo-V2.5-Pro on one of eight tensor-parallel ranks,
+bf16 (`docs/design.md`, section 3): in each layer 64 tokens x 1 KV head x (192 + 128) x 2 B = 40,960 B per page; 10 full
+layers, 60 SWA layers, 3 MTP heads, and the rank's eighth of the hidden states. Names of figures are part of the
+output's contract: a check in `report.py` looks them up.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -85,6 +86,12 @@ class Tiers:
     def load(self) -> CopyJob:
         return self.copier.load(self.pairs, self.window)
 
+    def loaded(self) -> None:
+        self.load().wait()
+
+    def saved(self) -> None:
+        self.copier.save(self.pairs, self.window).wait()
+
     def check(self) -> None:
         """The device has what the host has."""
         for group, layers, pairs in (("full", self.full, self.pairs), ("swa", self.swa, self.window)):
@@ -107,16 +114,11 @@ def _copy(options: Options) -> list[Figure]:
         size = tiers.load().bytes
         source, target = np.ones(size, np.uint8), np.zeros(size, np.uint8)
 
-        def load(tiers: Tiers = tiers) -> None:
-            tiers.load().wait()
-
-        def save(tiers: Tiers = tiers) -> None:
-            tiers.copier.save(tiers.pairs, tiers.window).wait()
-
-        def memcpy(target: Bytes = target, source: Bytes = source) -> None:
-            np.copyto(target, source)
-
-        calls = {"load": load, "save": save, "memcpy": memcpy}
+        calls: dict[str, Callable[[], object]] = {
+            "load": tiers.loaded,
+            "save": tiers.saved,
+            "memcpy": partial(np.copyto, target, source),
+        }
         rates: dict[str, list[float]] = {name: [] for name in calls}
         for call in calls.values():
             call()
@@ -158,7 +160,9 @@ def _overlap(options: Options) -> list[Figure]:
     for _ in range(options.runs):
         for name, plan in plans.items():
             # One request is over in some milliseconds, so that a neighbour's time slice would be all that is seen.
-            some = [_prefill(tiers, [int(ns / product) + 1 for ns in plan]) for _ in range(max(int(9 * options.scale), 1))]
+            some = [
+                _prefill(tiers, [int(ns / product) + 1 for ns in plan]) for _ in range(max(int(9 * options.scale), 1))
+            ]
             excess[name].append(float(np.median([e for e, _ in some])))
             stalls[name].append(float(np.median([s for _, s in some])) / 1e3)
     tiers.check()
@@ -192,8 +196,8 @@ def _compute(products: int, matrix: npt.NDArray[np.float32] = np.ones((MATMUL, M
 
 
 def _prefill(tiers: Tiers, products: Sequence[int]) -> tuple[float, float]:
-    """Waits and computes layer by layer while the copier loads. Returns what was waited beyond the first layer's load, as
-    a share of all loads, and what was waited at all, in nanoseconds.
+    """Waits and computes layer by layer while the copier loads. Returns what was waited beyond the first layer's load,
+    as a share of all loads, and what was waited at all, in nanoseconds.
     """
     job = tiers.load()
     waited = 0

@@ -1,16 +1,12 @@
 //! Jobs of the copier under way together: waits, cancels, back-pressure, order, ends; and everything that is refused.
 
-#![cfg(target_os = "linux")]
-
-mod tier;
-
+use super::world::{Array, Shape, World, all_pages, assert_done, deep};
 use mimo_cache::tier::{
     Copier, CopierConfig, Direction, HostRegion, Hugepages, Layout, Outcome, Pair, Part, PoolGroup, TierError,
 };
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
-use tier::{Array, Shape, World, all_pages, assert_done, deep};
 
 /// Pages of the jobs that tests want to catch under way: 20 MB, some milliseconds of copying.
 const PAGES: u32 = 32;
