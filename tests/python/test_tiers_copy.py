@@ -249,7 +249,7 @@ def test_closing_ends_jobs_and_lets_the_memory_go() -> None:
     del copier
     gc.collect()
     assert watch() is None
-    jobs = [large.copier.save(full=large.pairs) for _ in range(20)]
+    jobs = [large.copier.save(full=large.pairs) for _ in range(60)]
     large.copier.close()
     large.copier.close()
     assert all(job.done() for job in jobs)

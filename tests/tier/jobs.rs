@@ -145,16 +145,16 @@ fn dropping_the_copier_ends_its_jobs_and_lets_the_memory_go() {
     drop(arrays);
     let (watched, pairs) = (Arc::downgrade(&host), all_pages(PAGES));
     let copier = Copier::new(device, host, CopierConfig { threads: 2, ..CopierConfig::default() }).unwrap();
-    let jobs: Vec<_> = (0..8).map(|_| copier.submit(Direction::Save, &pairs, &pairs).unwrap()).collect();
+    let jobs: Vec<_> = (0..60).map(|_| copier.submit(Direction::Save, &pairs, &pairs).unwrap()).collect();
     let waiting = jobs.clone();
     let waiter = std::thread::spawn(move || waiting.iter().map(|job| job.wait(None)).collect::<Vec<_>>());
     drop(copier);
     assert!(gone.load(Ordering::SeqCst) && watched.upgrade().is_none(), "handles of jobs keep no memory");
     let outcomes = waiter.join().unwrap();
     assert!(outcomes.iter().all(|o| [Outcome::Done, Outcome::Cancelled].contains(o)), "{outcomes:?}");
-    assert!(outcomes.contains(&Outcome::Cancelled), "eight jobs were done before the copier went");
-    jobs[7].cancel();
-    assert_eq!(jobs[7].outcome(), outcomes[7]);
+    assert!(outcomes.contains(&Outcome::Cancelled), "sixty jobs were done before the copier went");
+    jobs[59].cancel();
+    assert_eq!(jobs[59].outcome(), outcomes[59]);
 }
 
 #[test]
