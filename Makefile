@@ -46,6 +46,7 @@ bench: build
 	$(BIN)/mimo-cache bench tree --json --plot target/growth.svg
 	$(BIN)/mimo-cache bench gcache --json
 	$(BIN)/mimo-cache bench disk --json
+	$(BIN)/mimo-cache bench tiers --json
 
 # Trains the tiny checkpoint anew: up to 50 minutes on two cores. Interrupted, it goes on where its state was last saved. To
 # ship the result, copy what is in target/tiny-model, without run/, to python/mimo_cache/models/tiny.

@@ -12,6 +12,8 @@ pub mod geometry;
 pub mod key;
 #[cfg(all(feature = "gcache", target_os = "linux"))]
 pub mod member;
+#[cfg(target_os = "linux")]
+mod memory;
 #[cfg(all(feature = "gcache", target_os = "linux"))]
 pub mod node;
 pub mod policy;
@@ -23,6 +25,8 @@ pub mod rpc;
 #[cfg(all(feature = "gcache", target_os = "linux"))]
 pub mod shm;
 pub mod sync;
+#[cfg(target_os = "linux")]
+pub mod tier;
 pub mod tree;
 
 #[cfg(feature = "python")]

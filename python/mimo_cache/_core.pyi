@@ -1057,6 +1057,165 @@ class GCacheClient:
     def __enter__(self) -> GCacheClient: ...
     def __exit__(self, *_args: object) -> None: ...
 
+# A part: address, page stride in bytes, bytes of each page, layer, and the object that keeps the memory alive.
+_Part: TypeAlias = tuple[SupportsIndex, SupportsIndex, SupportsIndex, SupportsIndex, object]
+# Page ids (device page, host page): an integer array of shape [n, 2] with 32 or 64 bits, or a list of tuples.
+_Pairs: TypeAlias = npt.NDArray[np.integer[Any]] | _Buffer | _Tensor | AbstractSequence[tuple[int, int]]
+
+@final
+class DeviceLayout:
+    """Where the pages of a cache lie in device memory. `mimo_cache.tiers.device_layout` makes one from tensors.
+
+    `full` and `swa`: parts `(address, page_stride, bytes, layer, owner)` with ascending layers. Page i of a part is
+    `bytes` bytes at `address + i * page_stride`; page 0 is the null page, which is never touched. `owner` keeps the
+    memory alive and is what `CopyJob.layer` returns. The memory must be writable by this process at these addresses,
+    without a device in between: nobody can check that.
+    """
+
+    def __new__(
+        cls,
+        *,
+        full: AbstractSequence[_Part] | None = None,
+        swa: AbstractSequence[_Part] | None = None,
+        full_pages: SupportsIndex = 0,
+        swa_pages: SupportsIndex = 0,
+    ) -> DeviceLayout: ...
+    @property
+    def layers(self) -> list[int]:
+        """Layers that have parts, ascending."""
+    @property
+    def full_pages(self) -> int:
+        """Pages of the full group in device memory, the null page included; 0 without the group."""
+    @property
+    def swa_pages(self) -> int:
+        """Pages of the SWA group in device memory, the null page included; 0 without the group."""
+    @property
+    def full_page_bytes(self) -> int:
+        """Bytes of a full page, over all parts."""
+    @property
+    def swa_page_bytes(self) -> int:
+        """Bytes of an SWA page, over all parts."""
+
+@final
+class HostRegion:
+    """Memory of the host tier: a pool of whole pages for each group of a layout, in one mapping that is taken in full,
+    zeroed.
+
+    `full_pages`, `swa_pages`: usable pages; ids are 1 to that, and the null page 0 has no memory. A page is the
+    concatenation of its parts in the order of the layout, rounded up to 4,096 bytes. `hugepages`: "auto" asks the
+    system for them, "off" does not. The memory is given back when the region, its views and all jobs are gone. Raises
+    `HostMemoryError` where it cannot be had.
+    """
+
+    def __new__(
+        cls,
+        layout: DeviceLayout,
+        *,
+        full_pages: SupportsIndex = 0,
+        swa_pages: SupportsIndex = 0,
+        hugepages: Literal["auto", "off"] = "auto",
+    ) -> HostRegion: ...
+    def page(self, group: Literal["full", "swa"], id: SupportsIndex, *, writable: bool = False) -> memoryview:
+        """The bytes of a page where they lie; `writable` for tests and for what fetches pages from elsewhere. Must not
+        meet a job that names the page.
+        """
+    def address(self, group: Literal["full", "swa"], id: SupportsIndex) -> tuple[int, int]:
+        """Address and bytes of a page, valid while the region lives."""
+    def register_cuda(self) -> None:
+        """Page-locks the memory for CUDA. Raises `CudaError` where there is no CUDA runtime or it refuses."""
+    @property
+    def bytes(self) -> int:
+        """Bytes of all memory."""
+    @property
+    def full_pages(self) -> int:
+        """Usable full pages."""
+    @property
+    def swa_pages(self) -> int:
+        """Usable SWA pages."""
+    @property
+    def full_page_bytes(self) -> int:
+        """Bytes of a full page: a multiple of 4,096."""
+    @property
+    def swa_page_bytes(self) -> int:
+        """Bytes of an SWA page: a multiple of 4,096."""
+
+@final
+class KvCopier:
+    """Copies pages between the device memory of a layout and a host region, on threads of its own.
+
+    `threads`: 1 to 64. `max_jobs`, `max_bytes`: what may be in flight; a job beyond it raises `CopyBusy` and copies
+    nothing. Jobs run in the order of their submission, loads before saves. While a job runs nobody else writes what it
+    reads or touches what it writes.
+    """
+
+    def __new__(
+        cls,
+        layout: DeviceLayout,
+        region: HostRegion,
+        *,
+        threads: SupportsIndex = 1,
+        max_jobs: SupportsIndex = 64,
+        max_bytes: SupportsIndex | None = None,
+    ) -> KvCopier: ...
+    def load(self, full: _Pairs | None = None, swa: _Pairs | None = None) -> CopyJob:
+        """Copies pages from host to device memory, layer by layer: `full` and `swa` list (device page, host page), as
+        an integer array of shape [n, 2] or a list of tuples. Raises `InvalidArgument` or `CopyBusy`, with nothing
+        copied.
+        """
+    def save(self, full: _Pairs | None = None, swa: _Pairs | None = None) -> CopyJob:
+        """Copies pages from device to host memory; arguments and errors as `load`."""
+    def in_flight(self) -> tuple[int, int]:
+        """Jobs and bytes in flight."""
+    def close(self) -> None:
+        """Cancels what is in flight and ends the threads. Calls after it raise `CopierClosed`; waits raise
+        `CopyCancelled`.
+        """
+    def __enter__(self) -> KvCopier: ...
+    def __exit__(self, *_args: object) -> None: ...
+
+@final
+class CopyJob:
+    """One job of a copier. Dropping it does not cancel the job."""
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Waits until the job is over. False: not within `timeout` seconds. Raises `CopyCancelled` or `CopyFailed`;
+        nothing of the job is written any more then.
+        """
+    def wait_layer(self, layer: SupportsIndex, timeout: float | None = None) -> bool:
+        """Waits until all parts of the layers up to `layer` are copied. False: not within `timeout` seconds. Raises as
+        `wait`, and `InvalidArgument` for a save.
+        """
+    def layer(self, layer: SupportsIndex, timeout: float | None = None) -> tuple[Any, ...]:
+        """Waits as `wait_layer` and returns what the layout was given for the layer, full before SWA. Raises
+        `TimeoutError` after `timeout` seconds, and `InvalidArgument` for a layer that the layout does not have.
+        """
+    def done(self) -> bool:
+        """Whether the job is over, however it ended."""
+    def cancel(self) -> None:
+        """Asks the job to end after the pages under way; `wait` tells when it has, and whether it was done before."""
+    @property
+    def outcome(self) -> Literal["pending", "done", "cancelled", "failed"]:
+        """How the job stands."""
+    @property
+    def direction(self) -> Literal["load", "save"]:
+        """Where its bytes go: "load" to device memory, "save" to host memory."""
+    @property
+    def layers(self) -> list[int]:
+        """Layers of a load, ascending; empty for a save."""
+    @property
+    def copied_bytes(self) -> int:
+        """Bytes copied so far."""
+    @property
+    def bytes(self) -> int:
+        """Bytes of the job."""
+    @property
+    def ready_layers(self) -> int:
+        """Layers that are ready, counted from the first; of a save 0 or 1."""
+    def times(self) -> list[tuple[int, int, int | None, int]]:
+        """For each layer of a load (layer, ns spent on copying it over all threads, ns from submission until it was
+        ready or None, ns spent in waits for it over all callers).
+        """
+
 DEFAULT_POLICY: str
 DEFAULT_RETENTION: str
 POLICIES: tuple[str, ...]

@@ -27,6 +27,12 @@ mod report;
 mod request;
 mod sequence;
 mod step;
+#[cfg(target_os = "linux")]
+mod tier_copy;
+#[cfg(target_os = "linux")]
+mod tier_errors;
+#[cfg(target_os = "linux")]
+mod tier_layout;
 mod tokens;
 mod trace;
 
@@ -57,6 +63,13 @@ fn _core(m: &Bound<'_, PyModule>) -> PyResult<()> {
     checksum::register(m)?;
     #[cfg(target_os = "linux")]
     m.add_class::<gcache::PyGCacheClient>()?;
+    #[cfg(target_os = "linux")]
+    {
+        m.add_class::<tier_layout::PyDeviceLayout>()?;
+        m.add_class::<tier_layout::PyHostRegion>()?;
+        m.add_class::<tier_copy::PyKvCopier>()?;
+        m.add_class::<tier_copy::PyCopyJob>()?;
+    }
     replay::register(m)?;
     trace::register(m)?;
     // The package says what is public; a second list here could only disagree.

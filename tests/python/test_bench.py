@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from mimo_cache import bench
-from mimo_cache.bench import evict, hit_rate, match, memory, peer, plot, report, turn
+from mimo_cache.bench import evict, hit_rate, match, memory, peer, plot, report, tiers_copy, turn
 from mimo_cache.bench import scenarios as sc
 from mimo_cache.bench.timing import Figure, figure
 
@@ -94,6 +94,24 @@ def test_a_node_with_a_disk(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     assert figures["quiet_device_bytes"] == 0
     assert set(answer["checks"]) == {"promotion", "promotion_new", "disk_idle_io", "disk_idle_cpu"}
     assert list(tmp_path.iterdir()) == []
+
+
+def test_copies_between_tiers(capsys: pytest.CaptureFixture[str]) -> None:
+    assert bench.main(["tiers", "--json", "--scale", "0.02", "--runs", "1"]) == 0
+    answer = json.loads(capsys.readouterr().out.splitlines()[-1])
+    figures = {f["name"]: f["median"] for f in answer["figures"]}
+    for tokens in (4096, 8192, 16384):
+        assert figures[f"load_{tokens}_vs_memcpy"] > 0
+        assert figures[f"save_{tokens}"] > 0
+    assert figures["overlap_load"] > 0
+    assert figures["overlap_even_stalls"] > 0
+    assert set(answer["checks"]) == {"load_4096", "load_8192", "load_16384", "overlap"}
+
+
+def test_byte_volumes_of_pro_on_one_of_eight_ranks() -> None:
+    assert tiers_copy.LAYER_BYTES * tiers_copy.FULL_LAYERS == 6400 * tiers_copy.PAGE
+    layers = tiers_copy.SWA_LAYERS + tiers_copy.MTP_HEADS
+    assert tiers_copy.LAYER_BYTES * layers + tiers_copy.HIDDEN_BYTES == 2_678_784
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,8 @@
 """`mimo-cache bench NAME`: measures this build on this machine.
 
-`tree`, `model`, `gcache` and `disk` run the scenarios that `docs/performance.md` describes. The contract of the output
-is in `docs/cli.md`; the exit code is 0 when every figure that has a floor was measured, whatever it came to, and 1 when
-one could not be.
+`tree`, `model`, `gcache`, `disk` and `tiers` run the scenarios that `docs/performance.md` describes. The contract of
+the output is in `docs/cli.md`; the exit code is 0 when every figure that has a floor was measured, whatever it came to,
+and 1 when one could not be.
 """
 
 from __future__ import annotations
@@ -26,6 +26,8 @@ GCACHE_PARTS = ("transfer", "latency", "exists", "sizes", "restart", "idle")
 """Parts of `bench gcache`, whose module needs Linux."""
 DISK_PARTS = ("read", "write", "sizes", "recovery", "segments", "wear", "demote", "promotion", "quiet")
 """Parts of `bench disk`, whose module needs Linux."""
+TIERS_PARTS = ("copy", "overlap")
+"""Parts of `bench tiers`, whose module needs Linux."""
 MODEL_PARTS = ("ttft", "bookkeeping", "decode")
 """Parts of `bench model`, whose module needs torch."""
 
@@ -67,6 +69,9 @@ def _parser() -> argparse.ArgumentParser:
     four.add_argument("--dir", type=Path, metavar="DIR", help="directory on the disk to measure (the temporary one)")
     _common(four, DISK_PARTS, most_scale=10)
     four.set_defaults(measure=_disk, plot=None)
+    five = names.add_parser("tiers", help="copies between host and device memory, beside memcpy and behind computation")
+    _common(five, TIERS_PARTS)
+    five.set_defaults(measure=_tiers, plot=None)
     return top
 
 
@@ -108,6 +113,13 @@ def _disk(args: argparse.Namespace) -> tuple[list[Figure], tuple[str, ...]]:
 
     options = disk.Options(args.runs, args.scale, tuple(args.only or DISK_PARTS), args.dir)
     return disk.run(options), options.parts
+
+
+def _tiers(args: argparse.Namespace) -> tuple[list[Figure], tuple[str, ...]]:
+    from mimo_cache.bench import tiers_copy  # noqa: PLC0415  needs Linux
+
+    options = tiers_copy.Options(args.runs, args.scale, tuple(args.only or TIERS_PARTS))
+    return tiers_copy.run(options), options.parts
 
 
 def _runs(text: str) -> int:

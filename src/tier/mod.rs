@@ -1,0 +1,21 @@
+//! The host tier (L2): its memory, and the copies between it and device memory.
+//!
+//! This side moves bytes and decides nothing. A [`Layout`] says how the pages of a cache lie in device memory, part by
+//! part; a [`HostRegion`] holds whole pages, page-major, in one mapping; a [`Copier`] loads pages layer by layer and saves
+//! them page by page on threads of its own. Which page goes where comes in as pairs of page ids, which are checked before
+//! a byte is copied.
+//!
+//! On a CPU the device is memory of this process, such as torch tensors: the caller vouches for the addresses once
+//! ([`DeviceMemory::new`]) and hands over whatever keeps them alive.
+
+mod copy;
+mod cuda;
+mod error;
+mod host;
+mod layout;
+mod mapping;
+
+pub use copy::{Copier, CopierConfig, DeviceMemory, Direction, Job, LayerTimes, Outcome, Pair, Progress};
+pub use error::TierError;
+pub use host::{HostRegion, Hugepages};
+pub use layout::{GroupLayout, HOST_ALIGN, LayerStep, Layout, NULL_PAGE, Part, PoolGroup};
