@@ -75,6 +75,12 @@ pub fn validate_spans(spans: &[Span], tokens: u64) -> Result<()> {
     Ok(())
 }
 
+/// Spans of the first `at` tokens; one that reaches beyond is cut.
+pub fn spans_before(spans: &[Span], at: u64) -> Vec<Span> {
+    let within = spans.iter().take_while(|s| s.start < at);
+    within.map(|s| Span { len: s.len.min(at - s.start), ..*s }).collect()
+}
+
 /// The parts of `spans` inside page `page`, in order. Linear in the overlapping spans after a binary search.
 pub fn page_spans(spans: &[Span], page: u64, page_size: u32) -> impl Iterator<Item = PageSpan> + '_ {
     let lo = page * u64::from(page_size);

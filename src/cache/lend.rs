@@ -1,8 +1,8 @@
 //! `lend`: pages stay where they are while another tier reads them; and what another tier asks before that.
 
-use super::{Cache, Record};
+use super::{Cache, PageKey, Record, SeqId};
 use crate::error::Result;
-use crate::key::{Key, Span};
+use crate::key::{Key, Span, spans_before};
 use crate::policy::{NIL, kind};
 use crate::pool::{Hold, MoveBucket};
 use crate::tree::{Cursor, Query, WalkPlace};
@@ -34,19 +34,32 @@ pub struct Boundary {
     pub pages: u32,
 }
 
+/// What another tier must know of a sequence.
+#[derive(Debug)]
+pub(crate) struct Standing {
+    pub(crate) tokens: Vec<u32>,
+    pub(crate) key: Key,
+    pub(crate) spans: Vec<Span>,
+    pub(crate) committed: u64,
+    /// Logical SWA pages in its hands.
+    pub(crate) held: Range<u64>,
+}
+
 impl Cache {
     /// Leases pages of a prefix for another tier to read, until [`Self::move_done`]: full pages `full` and the SWA pages
-    /// `swa`, all as logical pages. The boundary `at` (in tokens) counts as used. `None` when some of it is not there, or
+    /// `swa`, all as logical pages. A boundary `at` (in tokens) counts as used by a
+    /// reader. `None` when some of it is not there, or
     /// when the lease would take pages that open sequences were promised.
     pub fn lend(
         &mut self,
         (tokens, key, spans): (&[u32], &Key, &[Span]),
-        at: u64,
+        at: Option<u64>,
         full: Range<u64>,
         swa: &[u64],
     ) -> Result<Option<Lent>> {
         let Some((_, place)) = self.find_prefix(tokens, key, spans)? else { return Ok(None) };
-        let end = full.end.max(swa.iter().max().map_or(0, |m| m + 1)).max(at / self.page());
+        let used = at.unwrap_or(0) / self.page();
+        let end = full.end.max(swa.iter().max().map_or(0, |m| m + 1)).max(used);
         if u64::from(place.depth) < end || end == 0 {
             return Ok(None);
         }
@@ -55,17 +68,19 @@ impl Cache {
         if pages.contains(&0) {
             return Ok(None);
         }
+        let place = self.tree.place_at(place, end as u32);
         if !self.may_lend(place, &pages) {
             return Ok(None);
         }
         let tree = &mut self.tree;
         let node = tree.node_ending_at(place.node, end as u32);
         let slot = tree.nodes[node].last_slot();
-        tree.history.arrive(tree.now);
-        let arrival = tree.arrival(node, end as u32);
-        tree.refresh(node, (at / u64::from(tree.page)) as u32, end as u32);
-        let user = tree.history.user(&arrival, end as u32, tree.page);
-        // As a reader that came and went it is the newest user; the hold itself is nobody's.
+        let user = at.map(|_| {
+            tree.history.arrive(tree.now);
+            let arrival = tree.arrival(node, end as u32);
+            tree.refresh(node, used as u32, end as u32);
+            tree.history.user(&arrival, end as u32, tree.page)
+        });
         let mut ids = Vec::new();
         tree.path_full_ids(node, end as u32, &mut ids);
         let records = pages.iter().map(|&p| tree.record(p).collect()).collect();
@@ -77,11 +92,46 @@ impl Cache {
             self.copy_holds += 1;
             holds.push(Hold::Tree { slot, swa: page });
         }
-        tree.nodes[node].take_user(&user);
+        if let Some(user) = user {
+            tree.nodes[node].take_user(&user);
+        }
         let id = tree.fence.start_move(MoveBucket { holds, ..MoveBucket::default() });
         let full = if tree.has_full { ids[full.start as usize..full.end as usize].to_vec() } else { Vec::new() };
         self.settle();
         Ok(Some(Lent { id, full, swa: pages, records }))
+    }
+
+    /// Key of the page that ends at boundary `end` (in pages), 1 or more, on the path of these tokens.
+    pub fn page_key(&self, tokens: &[u32], key: &Key, spans: &[Span], end: u64) -> Result<Option<PageKey>> {
+        let found = self.find_prefix(tokens, key, spans)?.filter(|(_, place)| end <= u64::from(place.depth));
+        Ok(found.map(|(_, place)| *self.tree.slots.key(self.tree.slot_above(place.node, end as u32 - 1))))
+    }
+
+    /// Where a sequence stands, for the tier below; `None` while it is inside a page, and when its namespace is not the one
+    /// that lookups find now.
+    pub(crate) fn standing(&self, id: SeqId) -> Result<Option<Standing>> {
+        let seq = self.open_seq(id, "load into")?;
+        let current = seq.base == self.base_key(&seq.key) && self.tree.roots[seq.root].attached;
+        if !current || !seq.committed.is_multiple_of(self.page()) {
+            return Ok(None);
+        }
+        Ok(Some(Standing {
+            tokens: seq.tokens.clone(),
+            key: seq.key.clone(),
+            spans: seq.spans.clone(),
+            committed: seq.committed,
+            held: u64::from(seq.swa_first)..u64::from(seq.swa_end()),
+        }))
+    }
+
+    /// The first `common` tokens of a live sequence are these, in the same namespace.
+    pub(crate) fn begins_like(&self, id: SeqId, tokens: &[u32], key: &Key, spans: &[Span], common: u64) -> bool {
+        let Ok(seq) = self.seq(id, "compare") else { return false };
+        let own = seq.tokens.get(..common as usize);
+        own.is_some()
+            && own == tokens.get(..common as usize)
+            && seq.base == self.base_key(key)
+            && spans_before(&seq.spans, common) == spans_before(spans, common)
     }
 
     fn may_lend(&self, place: WalkPlace, pages: &[u32]) -> bool {

@@ -1,6 +1,6 @@
-//! The host tier (L2): its memory, and the copies between it and device memory.
+//! The host tier (L2): what goes there and what comes back, its memory, and the copies between it and device memory.
 //!
-//! This side moves bytes and decides nothing. A [`Layout`] says how the pages of a cache lie in device memory, part by
+//! [`Tiers`] decides and moves nothing. The rest of this folder moves bytes and decides nothing. A [`Layout`] says how the pages of a cache lie in device memory, part by
 //! part; a [`HostRegion`] holds whole pages, page-major, in one mapping; a [`Copier`] loads pages layer by layer and saves
 //! them page by page on threads of its own. Which page goes where comes in as pairs of page ids, which are checked before
 //! a byte is copied.
@@ -14,8 +14,15 @@ mod error;
 mod host;
 mod layout;
 mod mapping;
+mod plan;
+mod save;
+mod tiers;
+mod types;
 
 pub use copy::{Copier, CopierConfig, DeviceMemory, Direction, Job, LayerTimes, Outcome, Pair, Progress};
 pub use error::TierError;
 pub use host::{HostRegion, Hugepages};
 pub use layout::{GroupLayout, HOST_ALIGN, LayerStep, Layout, NULL_PAGE, Part, PoolGroup};
+pub use plan::{Cost, Residency, union_boundary};
+pub use tiers::Tiers;
+pub use types::{Fetch, Pairs, Prefix, Save, TierConfig, TierStats, Write};

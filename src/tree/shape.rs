@@ -1,6 +1,7 @@
 //! The tree's shape: splits, joins, removal of nodes, paths.
 
 use super::Tree;
+use super::WalkPlace;
 use super::node::{MAX_PAGES, MAX_RUNS, Node, Place};
 use super::slots::Run;
 use crate::policy::NIL;
@@ -148,12 +149,17 @@ impl Tree {
 
     /// The node whose end is boundary `end` of the path through `node`, split where it has to be. 0 is the root.
     pub(crate) fn node_ending_at(&mut self, node: u32, end: u32) -> u32 {
-        let mut id = node;
-        while !self.nodes[id].is_root() && self.nodes[id].depth >= end {
-            id = self.nodes[id].parent;
+        let at = self.place_at(WalkPlace { node, offset: 0, depth: end }, end);
+        if end < self.nodes[at.node].end() { self.split(at.node, at.offset) } else { at.node }
+    }
+
+    /// The place at boundary `end` on the way to a place at or below it.
+    pub(crate) fn place_at(&self, at: WalkPlace, end: u32) -> WalkPlace {
+        let mut node = at.node;
+        while !self.nodes[node].is_root() && self.nodes[node].depth >= end {
+            node = self.nodes[node].parent;
         }
-        let n = &self.nodes[id];
-        if end < n.end() { self.split(id, end - n.depth) } else { id }
+        WalkPlace { node, offset: end - self.nodes[node].depth, depth: end }
     }
 
     /// The slot of page `page` (counted from the root) on the path that ends in `node`.

@@ -41,6 +41,9 @@ impl World {
             Op::SetWeights { version } => {
                 self.weights = version % 2;
                 self.cache.set_weights(&weights(self.weights)).expect("a short name");
+                if let Some(below) = &mut self.below {
+                    below.tiers.set_weights(&weights(self.weights)).expect("a short name");
+                }
             }
             Op::Pin { prompt, ttl } => {
                 let story = self.story(prompt);
@@ -54,6 +57,9 @@ impl World {
             Op::Clock { ms } => {
                 self.now += u64::from(ms);
                 self.cache.set_now(self.now);
+                if let Some(below) = &mut self.below {
+                    below.tiers.set_now(self.now);
+                }
             }
             Op::TenantShare { tenant, full, swa } => {
                 let share = |n: u8| if n > 200 { u64::MAX } else { u64::from(n % 24) };
@@ -64,6 +70,9 @@ impl World {
             Op::LoadDone { which, ok } => self.load_done_op(which, ok),
             Op::Receive { prompt, far, taste } => self.receive(prompt, far, taste),
             Op::Lend { prompt, most } => self.lend(prompt, most),
+            Op::Fetch { seq } => _ = open(self, seq).map(|i| self.fetch(i)),
+            Op::Save { prompt } => self.save(prompt),
+            Op::Saved { which, ok } => self.saved(which, ok),
             Op::Reassign { to_full, chunk } => self.reassign(to_full, chunk),
         }
     }
@@ -343,6 +352,7 @@ impl World {
         let (tokens, key, spans) = (&story.tokens, key(story.key), &story.spans);
         let found = self.cache.match_tokens(tokens, &key, spans).expect("a valid prompt");
         self.check_match(found, want);
+        self.look_below(&story);
         if explain {
             let told = self.cache.explain(tokens, &key, spans).expect("a valid prompt");
             assert_eq!(told.report.matched, found);
@@ -356,6 +366,9 @@ impl World {
             return;
         }
         self.cache.clear(if all { None } else { Some(key(n)) }.as_ref());
+        if let Some(below) = &mut self.below {
+            below.tiers.clear(if all { None } else { Some(key(n)) }.as_ref());
+        }
         self.generations += 1;
         self.roots = roots(&self.cache.config().fingerprint, self.generations);
         let fresh = self.namespaces.len() as u32 + self.generations as u32 * 100;

@@ -1,14 +1,16 @@
 //! Rows that come from another tier. The fake one has every row of every story, MTP rows made with whatever record the
 //! operation's bytes say, so that what the cache must rebuild or keep is told by the canaries.
 
+use super::below::{copy, pages};
 use super::lifecycle::pick;
-use super::memory::{HEADS, Page, STALE, mix};
+use super::memory::{HEADS, Page, Row, STALE, mix};
 use super::op::Prompt;
 use super::story::{Seq, key};
 use super::world::World;
 use mimo_cache::cache::{Group, Load, LoadOptions, MtpRebuild, Record};
 use mimo_cache::error::Error;
 use mimo_cache::policy::kind;
+use mimo_cache::tier::Pairs;
 
 /// A load that was not ended yet.
 #[derive(Debug, Clone)]
@@ -16,6 +18,8 @@ pub struct Incoming {
     pub load: Load,
     /// Record of each SWA page.
     pub records: Vec<Record>,
+    /// From the host tier: what is copied, and what its pages held when it began.
+    pub host: Option<(Pairs, Vec<Vec<Option<Row>>>)>,
     /// The sequence before: committed, full_write_from, swa_write_from.
     pub before: (u64, u64, u64),
     pub to: u64,
@@ -54,10 +58,33 @@ impl World {
             assert_eq!(names(&load.full), missing.full.collect::<Vec<_>>());
         }
         assert_eq!(names(&load.swa), missing.swa);
+        let number = load.id;
+        let before_load = before;
+        self.set_out(i, load, records, None, to);
+        let after = self.check_seq(&self.seqs[i]);
+        for page in self.loads[&number].pages() {
+            assert!(after.iter().any(|(_, _, p)| *p == page) && !before_load.iter().any(|(_, _, p)| *p == page));
+        }
+        let commit = self.cache.commit(id, 0, &[]);
+        assert!(matches!(commit, Err(Error::State { .. })), "a commit while rows are on their way");
+        assert!(self.cache.move_done(number).is_err(), "a load ended as a move");
+        Some(number)
+    }
+
+    /// A load begins: the sequence stands at `to`, its pages are on their way.
+    pub fn set_out(
+        &mut self,
+        i: usize,
+        load: Load,
+        records: Vec<Record>,
+        host: Option<(Pairs, Vec<Vec<Option<Row>>>)>,
+        to: u64,
+    ) {
         let s = &mut self.seqs[i];
         let incoming = Incoming {
             load: load.clone(),
             records,
+            host,
             before: (s.committed, s.full_write_from, s.swa_write_from),
             to,
             writer: s.writer,
@@ -67,16 +94,10 @@ impl World {
         s.incoming = Some(load.id);
         // Pages of the tree may come as copies of the next plan.
         s.settled = false;
-        let after = self.check_seq(&self.seqs[i]);
         for page in incoming.pages() {
-            assert!(after.iter().any(|(_, _, p)| *p == page) && !before.iter().any(|(_, _, p)| *p == page));
             assert!(!self.busy(page), "{page:?} is loaded into while in use");
         }
         assert!(self.loads.insert(load.id, incoming).is_none(), "two loads are called {}", load.id);
-        let commit = self.cache.commit(id, 0, &[]);
-        assert!(matches!(commit, Err(Error::State { .. })), "a commit while rows are on their way");
-        assert!(self.cache.move_done(load.id).is_err(), "a load ended as a move");
-        Some(load.id)
     }
 
     /// With which tokens the other tier's rows of a page were made: the reader's, others, or too few.
@@ -97,7 +118,7 @@ impl World {
         let at = self.seqs.iter().position(|s| s.incoming == Some(id));
         assert_eq!(at.is_some(), self.seqs.iter().any(|s| s.writer == incoming.writer && !s.parked));
         if let Some(i) = at {
-            if ok {
+            if ok && incoming.host.is_none() {
                 self.bring(i, &incoming);
             }
             let prompt = self.cache.report(self.seqs[i].id).expect("a live sequence").prompt_tokens;
@@ -115,7 +136,17 @@ impl World {
                 s.guess.clear();
             }
         }
-        let arrived = self.cache.load_done(id, ok).expect("a load on its way");
+        let arrived = match (&incoming.host, self.below.as_mut()) {
+            (Some((pairs, was)), Some(below)) => {
+                copy(&below.memory, &mut self.memory, &pages(pairs, true), was, ok);
+                if let Some(i) = at.filter(|_| ok) {
+                    self.rebuild(i, &incoming);
+                }
+                let below = self.below.as_mut().expect("a host tier");
+                below.tiers.fetched(&mut self.cache, id, ok).expect("a load on its way")
+            }
+            _ => self.cache.load_done(id, ok).expect("a load on its way"),
+        };
         assert_eq!(arrived, ok && at.is_some());
         if let Some(i) = at.filter(|_| ok) {
             let report = self.cache.report(self.seqs[i].id).expect("a live sequence");
@@ -145,6 +176,10 @@ impl World {
                 self.memory.write(id, row);
             }
         }
+        self.rebuild(i, incoming);
+    }
+
+    fn rebuild(&mut self, i: usize, incoming: &Incoming) {
         for MtpRebuild { seq, page, start, end } in incoming.load.rebuilds.iter().copied() {
             assert_eq!(seq, self.seqs[i].id);
             assert!(start < end && end <= incoming.to, "{start} to {end} is rebuilt of {}", incoming.to);
@@ -201,7 +236,8 @@ impl World {
         let swa: Vec<u64> = (at.saturating_sub(need)..at).collect();
         assert!(swa.iter().all(|l| map[*l as usize]), "the window of {found:?} is not in {map:?}");
         let full = if self.setup.has_full() { 0..at } else { 0..0 };
-        let Some(lent) = self.cache.lend((tokens, &key, spans), found.usable, full, &swa).expect("a valid prompt")
+        let Some(lent) =
+            self.cache.lend((tokens, &key, spans), Some(found.usable), full, &swa).expect("a valid prompt")
         else {
             return;
         };

@@ -97,6 +97,14 @@ impl Memory {
         row.filter(|_| self.region.as_ref().is_none_or(|cells| cells.is_whole(page)))
     }
 
+    /// Writes all rows of a page.
+    pub fn set_page(&mut self, page: Page, rows: &[Option<Row>]) {
+        self.take(page);
+        let first = self.index(page, 0);
+        let memory = if page.0 == Group::Full { &mut self.full } else { &mut self.swa };
+        memory[first..first + rows.len()].copy_from_slice(rows);
+    }
+
     /// All rows of a page.
     pub fn page(&self, page: Page) -> Vec<Option<Row>> {
         (0..self.page_size as u64).map(|i| self.row(page, i)).collect()

@@ -19,6 +19,7 @@
 #![allow(dead_code, unused_imports, reason = "every test binary uses a part of the model")]
 #![allow(missing_docs, reason = "a test's helpers are documented where their name does not say it all")]
 
+pub mod below;
 pub mod brute;
 pub mod lifecycle;
 pub mod load;

@@ -133,6 +133,18 @@ pub enum Op {
         prompt: Prompt,
         most: u8,
     },
+    /// Only in worlds with a host tier: it brings up what it has for a sequence.
+    Fetch {
+        seq: u8,
+    },
+    /// It takes what is cached of a prompt.
+    Save {
+        prompt: Prompt,
+    },
+    Saved {
+        which: u8,
+        ok: bool,
+    },
     /// Only in worlds with a region: the other pool is told to give up a chunk.
     Reassign {
         to_full: bool,
@@ -147,6 +159,19 @@ impl Op {
             0..=11 => Op::Reassign { to_full: a % 2 == 1, chunk: b },
             // Rare ones that only empty the pools become whole lives.
             237..=241 | 248..=250 => Op::decode([0, a, b, c, d, e]),
+            _ => Op::decode([kind, a, b, c, d, e]),
+        }
+    }
+
+    /// As [`Op::decode`], with copies to and from a host tier among them.
+    pub fn decode_below([kind, a, b, c, d, e]: [u8; 6]) -> Op {
+        match kind {
+            24..=31 => Op::Fetch { seq: a },
+            35..=37 => Op::Saved { which: a, ok: b % 4 != 1 },
+            221..=224 | 234..=236 | 242..=247 | 251..=253 => Op::Save {
+                prompt: Prompt { base: a, keep: b, tail: c, taste: d, flags: if e < 128 { 0 } else { e & 31 } },
+            },
+            229..=230 => Op::Saved { which: a, ok: b % 4 != 1 },
             _ => Op::decode([kind, a, b, c, d, e]),
         }
     }

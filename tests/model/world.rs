@@ -4,6 +4,7 @@
 //! broken rule panics with the values. The engine obeys the contract of `Cache` and nothing more: copies run in the
 //! order of the plans, steps stay running until they are retired, rejected drafts leave garbage behind.
 
+use super::below::Below;
 use super::brute::{Mirror, Residency, roots};
 use super::load::Incoming;
 use super::memory::{Memory, Page, Row};
@@ -43,6 +44,7 @@ pub struct World {
     pub moves: BTreeMap<u64, HashSet<Page>>,
     pub loads: BTreeMap<u64, Incoming>,
     /// Pages that are lent, as they were when they were.
+    pub below: Option<Below>,
     pub lent: BTreeMap<u64, Vec<(Page, Vec<Option<Row>>)>>,
     pub held: Held,
     pub mirror: Mirror,
@@ -82,6 +84,7 @@ impl World {
             running: VecDeque::new(),
             moves: BTreeMap::new(),
             loads: BTreeMap::new(),
+            below: None,
             lent: BTreeMap::new(),
             held: Held::new(),
             mirror: Mirror::default(),
@@ -152,6 +155,7 @@ impl World {
     /// What must hold between operations.
     pub fn audit(&mut self) {
         self.cache.check_integrity().unwrap_or_else(|e| panic!("{e}\n{}", self.cache.dump_text()));
+        self.check_below();
         let stats = self.cache.stats();
         let sums = |p: PoolStats| assert_eq!(p.free + p.private + p.cached + p.quarantined, p.total, "{p:?}");
         sums(stats.full);
@@ -261,6 +265,7 @@ impl World {
         while !self.loads.is_empty() {
             self.apply(Op::LoadDone { which: 0, ok: true });
         }
+        self.close_below();
         self.apply(Op::TakeCopies);
         while !self.moves.is_empty() {
             self.apply(Op::MoveDone { which: 0 });

@@ -1,0 +1,143 @@
+//! The plain values of [`Tiers`](super::Tiers): how it is set up, and the moves it asks for.
+
+use crate::cache::MtpRebuild;
+use crate::error::{Error, Result};
+use crate::key::{Key, Span};
+
+/// When what is computed goes to the tier below.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Write {
+    /// As soon as it is computed.
+    Through,
+    /// When it was matched so many times.
+    OnHit(u16),
+}
+
+impl Write {
+    /// `through`, or `hit<n>` with n from 1 to 65535.
+    ///
+    /// # Errors
+    /// For any other text.
+    pub fn parse(text: &str) -> Result<Write> {
+        let hits = |text: &str| text.strip_prefix("hit")?.parse().ok().filter(|&n: &u16| n > 0);
+        match text {
+            "through" => Ok(Write::Through),
+            _ => hits(text).map(Write::OnHit).ok_or_else(|| {
+                Error::invalid("write", crate::error::shown(text), "\"through\" or \"hit<n>\", n from 1 to 65535")
+            }),
+        }
+    }
+
+    pub(super) fn wants(self, hits: u16) -> bool {
+        match self {
+            Write::Through => true,
+            Write::OnHit(n) => hits >= n,
+        }
+    }
+}
+
+/// How a host tier below a cache is set up.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct TierConfig {
+    /// Full pages of host memory.
+    pub full_pages: u32,
+    /// SWA pages of host memory.
+    pub swa_pages: u32,
+    /// When pages are written to it.
+    pub write: Write,
+    /// Pages on their way to it at once; what is beyond that is written at a later occasion.
+    pub max_saving: u32,
+}
+
+/// A prefix, as the calls of a tier name it.
+#[derive(Debug, Clone, Copy)]
+pub struct Prefix<'a> {
+    /// Its tokens.
+    pub tokens: &'a [u32],
+    /// Its namespace.
+    pub key: &'a Key,
+    /// Its multimodal spans.
+    pub spans: &'a [Span],
+    /// Who owns what is written of it.
+    pub tenant: u32,
+}
+
+/// Pages to copy: (device page, host page) of each group.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Pairs {
+    /// Full pages.
+    pub full: Vec<(u32, u32)>,
+    /// SWA pages.
+    pub swa: Vec<(u32, u32)>,
+}
+
+impl Pairs {
+    /// Pages of both groups.
+    pub fn len(&self) -> usize {
+        self.full.len() + self.swa.len()
+    }
+
+    /// Nothing to copy.
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+}
+
+/// Pages that come up for a sequence, which stands at `to` already.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Fetch {
+    /// Its number, for [`Tiers::fetched`](super::Tiers::fetched).
+    pub id: u64,
+    /// What to copy from host to device.
+    pub pairs: Pairs,
+    /// MTP rows to rebuild when the bytes are there, before it is told to be over.
+    pub rebuilds: Vec<MtpRebuild>,
+    /// Tokens the sequence had before.
+    pub from: u64,
+    /// Tokens it has with them.
+    pub to: u64,
+}
+
+/// Pages that go down. The bytes must be those of retired steps.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Save {
+    /// Its number, for [`Tiers::saved`](super::Tiers::saved).
+    pub id: u64,
+    /// What to copy from device to host.
+    pub pairs: Pairs,
+    /// The boundary that it makes resumable in the host tier, in tokens.
+    pub at: u64,
+}
+
+/// What came of everything so far.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub struct TierStats {
+    /// Loads that were begun.
+    pub fetches: u64,
+    /// Of them, those whose bytes did not come.
+    pub fetches_failed: u64,
+    /// Tokens that sequences went on from instead of computing them.
+    pub fetched_tokens: u64,
+    /// Full and SWA pages that came up.
+    pub fetched_full: u64,
+    /// See `fetched_full`.
+    pub fetched_swa: u64,
+    /// Loads that did not pay, and those for which a pool had no room.
+    pub declined: u64,
+    /// See `declined`.
+    pub no_room_above: u64,
+    /// Boundaries that were written.
+    pub saves: u64,
+    /// Of them, those whose bytes did not come.
+    pub saves_failed: u64,
+    /// Full and SWA pages that went down.
+    pub saved_full: u64,
+    /// See `saved_full`.
+    pub saved_swa: u64,
+    /// Boundaries that were not written because the host tier had no room, or too many pages were on their way.
+    pub no_room_below: u64,
+    /// Pages on their way down now.
+    pub saving_pages: u64,
+    /// Loads on their way now.
+    pub fetching: u64,
+}
