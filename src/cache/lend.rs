@@ -110,7 +110,7 @@ impl Cache {
     /// Where a sequence stands, for the tier below; `None` while it is inside a page, and when its namespace is not the one
     /// that lookups find now.
     pub(crate) fn standing(&self, id: SeqId) -> Result<Option<Standing>> {
-        let seq = self.open_seq(id, "load into")?;
+        let seq = self.loadable(id)?;
         let current = seq.base == self.base_key(&seq.key) && self.tree.roots[seq.root].attached;
         if !current || !seq.committed.is_multiple_of(self.page()) {
             return Ok(None);

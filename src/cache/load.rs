@@ -6,7 +6,7 @@
 //! until then, and the rest is computed.
 
 use super::moves::PendingCopy;
-use super::sequence::{Loaded, Loading, SwaHold};
+use super::sequence::{Loaded, Loading, Seq, SwaHold};
 use super::{Cache, Group, MtpRebuild, PageCopy, Record, SeqId, Why};
 use crate::cache::commit::When;
 use crate::error::{Error, Result};
@@ -77,18 +77,22 @@ impl Cache {
         Ok(Missing { full, swa })
     }
 
-    fn check_load(&self, id: SeqId, to: u64) -> Result<()> {
+    /// An open sequence without reserved slots or rows on their way.
+    pub(super) fn loadable(&self, id: SeqId) -> Result<&Seq> {
         let seq = self.open_seq(id, "load into")?;
-        let state =
-            |state| Err(Error::State { call: "load into", state, allowed: "at a boundary, with nothing reserved" });
-        if seq.load.is_some() {
-            return state("loading");
-        }
-        if seq.reserved > 0 {
-            return state("computing");
-        }
+        let state = match (seq.load.is_some(), seq.reserved > 0) {
+            (true, _) => "loading",
+            (_, true) => "computing",
+            _ => return Ok(seq),
+        };
+        Err(Error::State { call: "load into", state, allowed: "open, with nothing reserved" })
+    }
+
+    fn check_load(&self, id: SeqId, to: u64) -> Result<()> {
+        let seq = self.loadable(id)?;
         if !seq.committed.is_multiple_of(self.page()) {
-            return state("inside a page");
+            let (call, allowed) = ("load into", "at a boundary");
+            return Err(Error::State { call, state: "inside a page", allowed });
         }
         let known = seq.tokens.len() as u64;
         if !to.is_multiple_of(self.page()) || to <= seq.committed || to > known {

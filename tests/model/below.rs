@@ -100,8 +100,6 @@ impl World {
         let key = key(story.key);
         for save in below.tiers.save(&mut self.cache, &prefix(&story, &key)).expect("a valid prompt") {
             let was = pages(&save.pairs, false).iter().map(|(source, _)| self.memory.page(*source)).collect();
-            // Nobody else may write what is read.
-            self.moves.insert(u64::MAX - save.id, Default::default());
             below.saves.insert(save.id, (save, was));
         }
     }
@@ -112,8 +110,12 @@ impl World {
         let id = *below.saves.keys().nth(n).expect("a save");
         let (save, was) = below.saves.remove(&id).expect("a save");
         copy(&self.memory, &mut below.memory, &pages(&save.pairs, false), &was, ok);
-        self.moves.remove(&(u64::MAX - id));
         below.tiers.saved(&mut self.cache, id, ok).expect("a save on its way");
+    }
+
+    /// Pages are lent to the host tier.
+    pub fn lends_below(&self) -> bool {
+        self.below.as_ref().is_some_and(|b| !b.saves.is_empty())
     }
 
     pub fn check_below(&self) {

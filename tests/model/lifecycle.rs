@@ -246,6 +246,7 @@ impl World {
         let never = setup.has_full() && pages > full;
         assert!(!(never && opened), "{tokens} tokens were promised, which the whole pool cannot hold");
         let idle = self.seqs.iter().all(|s| s.parked) && self.running.is_empty() && self.moves.is_empty();
+        let idle = idle && !self.lends_below();
         let copies = (setup.window + setup.n_mtp).div_ceil(setup.page) + 1;
         let room = !setup.has_swa() || u64::from(setup.quota() + copies + setup.scratch) <= swa;
         if idle && !never && room && !opened {

@@ -43,7 +43,7 @@ impl World {
         let worked = self.attempt(|w| w.cache.reserve(id, n)).is_some();
         assert_eq!(worked, n <= most, "reserve({n}) where {most} slots are reservable");
         // Within its promise a sequence may have to wait for running steps, and for nothing else.
-        let waits = !self.running.is_empty() || !self.moves.is_empty() || !self.loads.is_empty();
+        let waits = !self.running.is_empty() || !self.moves.is_empty() || !self.loads.is_empty() || self.lends_below();
         let s = &mut self.seqs[i];
         if !worked {
             let end = s.committed + s.reserved + n;
