@@ -31,7 +31,7 @@ WINDOW_PAGES = 2
 """Pages of 128 tokens."""
 PREFIXES = (4096, 8192, 16_384)
 """Tokens of `copy`. Names of figures and floors go with them."""
-OVERLAP_LAYERS, OVERLAP_PREFIX = 28, 16_384
+OVERLAP_LAYERS, OVERLAP_PREFIX = 28, 32_768
 MATMUL = 64
 """Side of the matrices that stand for computation: small enough that every BLAS multiplies them in one thread."""
 
@@ -197,7 +197,8 @@ def _compute(products: int, matrix: npt.NDArray[np.float32] = np.ones((MATMUL, M
 
 def _prefill(tiers: Tiers, products: Sequence[int]) -> tuple[float, float]:
     """Waits and computes layer by layer while the copier loads. Returns what was waited beyond the first layer's load,
-    as a share of all loads, and what was waited at all, in nanoseconds.
+    as a share of all loads, and what was waited at all, in nanoseconds. The first layer's load ends when it is ready:
+    the copier's thread has to wake up for it.
     """
     job = tiers.load()
     waited = 0
@@ -208,5 +209,6 @@ def _prefill(tiers: Tiers, products: Sequence[int]) -> tuple[float, float]:
         del arrays
         _compute(some)
     job.wait()
-    times = [copied for _, copied, _, _ in job.times()]
-    return max(waited - times[0], 0) / sum(times), waited
+    times = job.times()
+    first = times[0][2] or 0
+    return max(waited - first, 0) / sum(copied for _, copied, _, _ in times), waited
