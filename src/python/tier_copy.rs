@@ -95,8 +95,9 @@ impl PyKvCopier {
         })
     }
 
-    /// Copies pages from host to device memory, layer by layer: `full` and `swa` list (device page, host page), as an
-    /// integer array of shape [n, 2] or a list of tuples. Raises `InvalidArgument` or `CopyBusy`, with nothing copied.
+    /// Copies pages from host to device memory, layer by layer: `full` and `swa` list (device page, host page), as
+    /// an integer array of shape [n, 2] or a list of tuples. Raises `InvalidArgument` or `CopyBusy`, with nothing
+    /// copied.
     #[pyo3(signature = (full=None, swa=None))]
     fn load(
         &self,
@@ -123,7 +124,8 @@ impl PyKvCopier {
         Ok(self.copier(py)?.in_flight())
     }
 
-    /// Cancels what is in flight and ends the threads. Calls after it raise `CopierClosed`; waits raise `CopyCancelled`.
+    /// Cancels what is in flight and ends the threads. Calls after it raise `CopierClosed`; waits raise
+    /// `CopyCancelled`.
     fn close(&self, py: Python<'_>) {
         let copier = self.copier.write().unwrap_or_else(|e| e.into_inner()).take();
         py.detach(|| drop(copier));
@@ -178,8 +180,8 @@ impl PyCopyJob {
 
 #[pymethods]
 impl PyCopyJob {
-    /// Waits until the job is over. False: not within `timeout` seconds. Raises `CopyCancelled` or `CopyFailed`; nothing of
-    /// the job is written any more then.
+    /// Waits until the job is over. False: not within `timeout` seconds. Raises `CopyCancelled` or `CopyFailed`;
+    /// nothing of the job is written any more then.
     #[pyo3(signature = (timeout=None))]
     fn wait(&self, py: Python<'_>, timeout: Option<&Bound<'_, PyAny>>) -> PyResult<bool> {
         self.await_outcome(py, timeout, |step| Ok(self.job.wait(Some(step))))
@@ -193,8 +195,8 @@ impl PyCopyJob {
         self.await_outcome(layer.py(), timeout, |step| self.job.wait_layer(number, Some(step)))
     }
 
-    /// Waits as `wait_layer` and returns what the layout was given for the layer, full before SWA. Raises `TimeoutError`
-    /// after `timeout` seconds, and `InvalidArgument` for a layer that the layout does not have.
+    /// Waits as `wait_layer` and returns what the layout was given for the layer, full before SWA. Raises
+    /// `TimeoutError` after `timeout` seconds, and `InvalidArgument` for a layer that the layout does not have.
     #[pyo3(signature = (layer, timeout=None))]
     fn layer<'py>(
         &self,
@@ -225,7 +227,7 @@ impl PyCopyJob {
         Ok(())
     }
 
-    /// "pending", "done", "cancelled" or "failed".
+    /// How the job stands.
     #[getter]
     fn outcome(&self, py: Python<'_>) -> PyResult<&'static str> {
         if self.process != std::process::id() {
@@ -239,7 +241,7 @@ impl PyCopyJob {
         })
     }
 
-    /// "load" or "save".
+    /// Where its bytes go: "load" to device memory, "save" to host memory.
     #[getter]
     fn direction(&self) -> &'static str {
         match self.job.direction() {
@@ -272,8 +274,8 @@ impl PyCopyJob {
         self.job.progress().ready
     }
 
-    /// For each layer of a load (layer, ns spent on copying it over all threads, ns from submission until it was ready or
-    /// None, ns spent in waits for it over all callers).
+    /// For each layer of a load (layer, ns spent on copying it over all threads, ns from submission until it was
+    /// ready or None, ns spent in waits for it over all callers).
     fn times(&self) -> Vec<(u32, u64, Option<u64>, u64)> {
         self.job.times().into_iter().map(|t| (t.layer, t.copied_ns, t.ready_ns, t.waited_ns)).collect()
     }

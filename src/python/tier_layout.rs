@@ -29,9 +29,9 @@ impl Owners {
 /// Where the pages of a cache lie in device memory. `mimo_cache.tiers.device_layout` makes one from tensors.
 ///
 /// `full` and `swa`: parts `(address, page_stride, bytes, layer, owner)` with ascending layers. Page i of a part is
-/// `bytes` bytes at `address + i * page_stride`; page 0 is the null page, which is never touched. `owner` keeps the memory
-/// alive and is what `CopyJob.layer` returns. The memory must be writable by this process at these addresses, without a
-/// device in between: nobody can check that.
+/// `bytes` bytes at `address + i * page_stride`; page 0 is the null page, which is never touched. `owner` keeps the
+/// memory alive and is what `CopyJob.layer` returns. The memory must be writable by this process at these addresses,
+/// without a device in between: nobody can check that.
 #[pyclass(frozen, name = "DeviceLayout", module = "mimo_cache._core")]
 pub(super) struct PyDeviceLayout {
     pub(super) memory: Arc<DeviceMemory>,
@@ -155,11 +155,13 @@ impl HostPage {
     }
 }
 
-/// Memory of the host tier: a pool of whole pages for each group of a layout, in one mapping that is taken in full, zeroed.
+/// Memory of the host tier: a pool of whole pages for each group of a layout, in one mapping that is taken in full,
+/// zeroed.
 ///
 /// `full_pages`, `swa_pages`: usable pages; ids are 1 to that, and the null page 0 has no memory. A page is the
-/// concatenation of its parts in the order of the layout, rounded up to 4,096 bytes. `hugepages`: "auto" asks the system
-/// for them, "off" does not. The memory is given back when the region, its views and all jobs are gone.
+/// concatenation of its parts in the order of the layout, rounded up to 4,096 bytes. `hugepages`: "auto" asks the
+/// system for them, "off" does not. The memory is given back when the region, its views and all jobs are gone. Raises
+/// `HostMemoryError` where it cannot be had.
 #[pyclass(frozen, name = "HostRegion", module = "mimo_cache._core")]
 pub(super) struct PyHostRegion(pub(super) Arc<HostRegion>);
 
@@ -189,8 +191,8 @@ impl PyHostRegion {
         Ok(PyHostRegion(Arc::new(region.map_err(|error| tier_to_py(py, error))?)))
     }
 
-    /// The bytes of a page where they lie; `writable` for tests and for what fetches pages from elsewhere. Must not meet a
-    /// job that names the page.
+    /// The bytes of a page where they lie; `writable` for tests and for what fetches pages from elsewhere. Must not
+    /// meet a job that names the page.
     #[pyo3(signature = (group, id, *, writable=None), text_signature = "($self, group, id, *, writable=False)")]
     fn page<'py>(
         &self,
