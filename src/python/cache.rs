@@ -385,8 +385,11 @@ impl PyPrefixCache {
     #[pyo3(signature = (key=None))]
     fn clear(&self, py: Python<'_>, key: Option<&Bound<'_, PyAny>>) -> PyResult<()> {
         let key: Option<Key> = key.map(|key| args::key(Some(key))).transpose()?;
-        self.handle.call(py, 0, |cache| {
+        let handle = &self.handle;
+        handle.call(py, 0, |cache| {
             cache.clear(key.as_ref());
+            #[cfg(target_os = "linux")]
+            handle.with_tiers(|tiers| tiers.map(|tiers| tiers.clear(key.as_ref())));
             Ok(())
         })
     }
@@ -394,7 +397,13 @@ impl PyPrefixCache {
     /// Later requests live in namespaces of this version of the weights; at most 4,096 bytes.
     fn set_weights(&self, py: Python<'_>, version: &Bound<'_, PyAny>) -> PyResult<()> {
         let version = args::name(version, "version")?;
-        self.handle.call(py, 0, |cache| cache.set_weights(&version))
+        let handle = &self.handle;
+        handle.call(py, 0, |cache| {
+            cache.set_weights(&version)?;
+            #[cfg(target_os = "linux")]
+            handle.with_tiers(|tiers| tiers.map_or(Ok(()), |tiers| tiers.set_weights(&version)))?;
+            Ok(())
+        })
     }
 
     /// The most cached pages that a tenant's publications may own.

@@ -8,8 +8,12 @@ use super::errors;
 use crate::cache::Cache;
 use crate::error::Result;
 use crate::sync::{Attempt, SharedCache};
+#[cfg(target_os = "linux")]
+use crate::{sync::Guarded, tier::Tiers};
 use pyo3::prelude::*;
 use std::sync::Arc;
+#[cfg(target_os = "linux")]
+use std::sync::OnceLock;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
@@ -20,6 +24,8 @@ struct Shared {
     cache: SharedCache,
     created: Instant,
     high_tokens: AtomicBool,
+    #[cfg(target_os = "linux")]
+    tiers: OnceLock<Guarded<Tiers>>,
 }
 
 /// What every Python object of one cache holds.
@@ -29,7 +35,13 @@ pub(super) struct Handle(Arc<Shared>);
 impl Handle {
     pub(super) fn new(cache: Cache) -> Self {
         let cache = SharedCache::new(cache);
-        Handle(Arc::new(Shared { cache, created: Instant::now(), high_tokens: AtomicBool::new(false) }))
+        Handle(Arc::new(Shared {
+            cache,
+            created: Instant::now(),
+            high_tokens: AtomicBool::new(false),
+            #[cfg(target_os = "linux")]
+            tiers: OnceLock::new(),
+        }))
     }
 
     /// Runs `f` under the lock; `work` is the number of tokens it may touch.
@@ -63,6 +75,21 @@ impl Handle {
 
     pub(super) fn in_child(&self) -> bool {
         self.0.cache.check_process().is_err()
+    }
+
+    /// Puts a host tier below the cache; false when there is one. Under the cache's lock.
+    #[cfg(target_os = "linux")]
+    pub(super) fn put_tiers(&self, tiers: Tiers) -> bool {
+        self.0.tiers.set(Guarded::new(tiers)).is_ok()
+    }
+
+    /// The host tier, if there is one. Under the cache's lock.
+    #[cfg(target_os = "linux")]
+    pub(super) fn with_tiers<R>(&self, f: impl FnOnce(Option<&mut Tiers>) -> R) -> R {
+        match self.0.tiers.get() {
+            Some(tiers) => tiers.with(|tiers| f(Some(tiers))),
+            None => f(None),
+        }
     }
 
     /// For destructors.

@@ -33,6 +33,8 @@ mod tier_copy;
 mod tier_errors;
 #[cfg(target_os = "linux")]
 mod tier_layout;
+#[cfg(target_os = "linux")]
+mod tier_plan;
 mod tokens;
 mod trace;
 
@@ -69,6 +71,10 @@ fn _core(m: &Bound<'_, PyModule>) -> PyResult<()> {
         m.add_class::<tier_layout::PyHostRegion>()?;
         m.add_class::<tier_copy::PyKvCopier>()?;
         m.add_class::<tier_copy::PyCopyJob>()?;
+        m.add_class::<tier_plan::PyTierPlanner>()?;
+        m.add_class::<tier_plan::PyFetch>()?;
+        m.add_class::<tier_plan::PySave>()?;
+        m.add_class::<report::PyTierStats>()?;
     }
     replay::register(m)?;
     trace::register(m)?;

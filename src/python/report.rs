@@ -377,3 +377,45 @@ counters! {
         misses_dict(py, &self.0.misses)
     }
 }
+
+#[cfg(target_os = "linux")]
+impl Nested for crate::tier::TierStats {
+    fn nest(&self, _out: &Bound<'_, PyDict>) -> PyResult<()> {
+        Ok(())
+    }
+}
+
+#[cfg(target_os = "linux")]
+counters! {
+    /// What came of a planner's moves.
+    PyTierStats(crate::tier::TierStats) as "TierStats" {
+        /// Fetches that were begun.
+        fetches,
+        /// Of them, those that brought nothing.
+        fetches_failed,
+        /// Tokens that sequences went on from instead of computing them.
+        fetched_tokens,
+        /// Full pages that came up.
+        fetched_full,
+        /// SWA pages that came up.
+        fetched_swa,
+        /// Fetches that would have cost more than computing.
+        declined,
+        /// Fetches for which a pool had no room.
+        no_room_above,
+        /// Boundaries that went down.
+        saves,
+        /// Of them, those that failed.
+        saves_failed,
+        /// Full pages that went down.
+        saved_full,
+        /// SWA pages that went down.
+        saved_swa,
+        /// Boundaries that did not go down for want of room, or because too many pages were on their way.
+        no_room_below,
+        /// Pages on their way down now.
+        saving_pages,
+        /// Fetches on their way now.
+        fetching,
+    }
+}
