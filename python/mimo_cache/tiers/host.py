@@ -1,0 +1,196 @@
+"""`HostTier`: a cache with host memory below it, as an engine uses it.
+
+The planner decides which pages move, under the cache's lock; the copier moves them on threads of its own. This file puts
+the two together: a move that the planner asks for is submitted, and told to be over when its job is, whatever became
+of it. A move that fails is a miss, never an exception.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy.typing as npt
+
+from mimo_cache._core import (
+    CopyJob,
+    DeviceLayout,
+    HostRegion,
+    Key,
+    KvCopier,
+    PrefixCache,
+    Sequence,
+    TierFetch,
+    TierPlanner,
+    TierStats,
+)
+from mimo_cache.tiers.errors import CopierClosed, CopyBusy, CopyCancelled, CopyFailed
+
+__all__ = ["Fetch", "HostTier"]
+
+MULTIPLE = 4
+"""Host pages for each device page, where the caller does not say (production advice: 3 to 5)."""
+
+
+class Fetch:
+    """Pages on their way up for one sequence, layer by layer.
+
+    start, end: tokens the sequence had, and has with it. rebuilds: as `Plan.rebuilds`, to run when all layers are
+    there, before `HostTier.finish`.
+    """
+
+    def __init__(self, planned: TierFetch, job: CopyJob) -> None:
+        self.id, self.start, self.end = planned.id, planned.start, planned.end
+        self.rebuilds = planned.rebuilds
+        self.job = job
+
+    def wait_layer(self, layer: int) -> bool:
+        """Waits until the pages of the layers up to `layer` are there. False: they will not come."""
+        try:
+            return self.job.wait_layer(layer)
+        except (CopyCancelled, CopyFailed):
+            return False
+
+    def wait(self) -> bool:
+        """Waits until the job is over. False: its bytes did not come; nothing of it is written any more."""
+        try:
+            return self.job.wait()
+        except (CopyCancelled, CopyFailed):
+            return False
+
+    def cancel(self) -> None:
+        """Asks it to end without its bytes."""
+        self.job.cancel()
+
+
+class HostTier:
+    """Host memory below a cache.
+
+    - `cache`: a `PrefixCache` without a host tier. `layout`: where its pages lie on the device (`device_layout`).
+    - `full_pages`, `swa_pages`: pages of host memory, by default four for each of the device's.
+    - `write`: when a prefix goes down: "through", or "hit<n>", when it was matched n times.
+    - `threads`: copy threads. `max_saving`: pages on their way down at once. `hugepages`: as for `HostRegion`.
+
+    Raises `InvalidArgument`, and `HostMemoryError` when the machine does not have the memory. Not thread-safe: calls
+    come from the engine's thread.
+    """
+
+    def __init__(
+        self,
+        cache: PrefixCache,
+        layout: DeviceLayout,
+        *,
+        full_pages: int | None = None,
+        swa_pages: int | None = None,
+        write: str = "hit1",
+        threads: int = 1,
+        max_saving: int = 4096,
+        hugepages: str = "auto",
+    ) -> None:
+        full = MULTIPLE * cache.full_pages if full_pages is None else full_pages
+        swa = MULTIPLE * cache.swa_pages if swa_pages is None else swa_pages
+        self.region = HostRegion(layout, full_pages=full, swa_pages=swa, hugepages=hugepages)
+        self.copier = KvCopier(layout, self.region, threads=threads)
+        self.planner = TierPlanner(cache, full_pages=full, swa_pages=swa, write=write, max_saving=max_saving)
+        self._fetches: dict[int, Fetch] = {}
+        self._saves: dict[int, CopyJob] = {}
+
+    # --- up -------------------------------------------------------------------------------------------------------
+
+    def awaits(self, tokens: npt.ArrayLike, key: Key | None = None, spans: Any = None) -> bool:
+        """A fetch on its way brings up more of this prompt than the cache has now: opened after it, the prompt needs no
+        fetch of its own."""
+        return bool(self._fetches) and self.planner.awaits(tokens, key, spans) is not None
+
+    def fetch(self, seq: Sequence) -> Fetch | None:
+        """Begins to bring up what the host tier has for a sequence that was just opened.
+
+        The sequence stands at `Fetch.end` at once: reserve and fill as ever, wait for each layer before its attention,
+        and call `finish` before `commit`. `None`: there is nothing more, or no room for it.
+        """
+        planned = self.planner.fetch(seq)
+        if planned is None:
+            return None
+        try:
+            job = self.copier.load(planned.full, planned.swa)
+        except BaseException as error:
+            self.planner.fetched(planned.id, False)
+            if isinstance(error, CopyBusy | CopierClosed):
+                return None
+            raise
+        fetch = self._fetches[planned.id] = Fetch(planned, job)
+        return fetch
+
+    def finish(self, fetch: Fetch, ok: bool = True) -> bool:
+        """Ends a fetch: its rebuilds were run, or (`ok` false) its sequence is to stand where it stood before. Waits
+        until nothing of it is written any more. True when the sequence goes on from its pages."""
+        if not ok:
+            fetch.cancel()
+        arrived = fetch.wait() and ok
+        self._fetches.pop(fetch.id, None)
+        return self.planner.fetched(fetch.id, arrived)
+
+    def cancel_fetches(self) -> None:
+        """Ends every fetch that was not finished; their sequences stand where they stood before."""
+        for fetch in list(self._fetches.values()):
+            fetch.cancel()
+        for fetch in list(self._fetches.values()):
+            self.finish(fetch, ok=False)
+
+    # --- down -----------------------------------------------------------------------------------------------------
+
+    def save(self, tokens: npt.ArrayLike, key: Key | None = None, spans: Any = None, tenant: int = 0) -> int:
+        """Begins to write down what the cache has of a prefix and the write policy wants. To be called when a prompt is
+        computed and when its sequence ends, after the steps that wrote its pages are retired. Returns the pages."""
+        pages = 0
+        for save in self.planner.save(tokens, key, spans, tenant):
+            try:
+                self._saves[save.id] = self.copier.save(save.full, save.swa)
+            except BaseException as error:
+                self.planner.saved(save.id, False)
+                if isinstance(error, CopyBusy | CopierClosed):
+                    continue
+                raise
+            pages += len(save.full) + len(save.swa)
+        return pages
+
+    def poll(self) -> None:
+        """Tells the planner of copies down that are over; never waits. To be called once a step."""
+        for number, job in list(self._saves.items()):
+            if job.done():
+                self._end(number, job)
+
+    def drain(self) -> None:
+        """Waits for all copies down."""
+        for number, job in list(self._saves.items()):
+            self._end(number, job)
+
+    def _end(self, number: int, job: CopyJob) -> None:
+        try:
+            ok = job.wait()
+        except (CopyCancelled, CopyFailed):
+            ok = False
+        del self._saves[number]
+        self.planner.saved(number, ok)
+
+    # --- the whole ------------------------------------------------------------------------------------------------
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of host memory."""
+        return self.region.nbytes
+
+    def stats(self) -> TierStats:
+        """Counters of the moves."""
+        return self.planner.stats()
+
+    def check_integrity(self) -> None:
+        """Raises `IntegrityError` when the structures contradict each other. For tests."""
+        self.planner.check_integrity()
+
+    def close(self) -> None:
+        """Ends all moves and gives the copy threads back; what the host tier holds is not found any more."""
+        self.cancel_fetches()
+        for job in self._saves.values():
+            job.cancel()
+        self.drain()
+        self.copier.close()
