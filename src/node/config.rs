@@ -2,6 +2,7 @@
 //! lists every key. Unknown keys and values without units are errors with a sentence.
 
 use super::listen::Address;
+use super::remote::RemoteTierConfig;
 use super::tiers::TierSettings;
 use super::units::{Size, Time};
 use crate::disk::{Backend, DiskConfig};
@@ -37,6 +38,9 @@ pub struct NodeConfig {
     /// Directories of the disk tier; none by default.
     #[serde(default)]
     pub disk: Vec<DiskTierConfig>,
+    /// The object store below the disk tier; none by default.
+    #[serde(default)]
+    pub remote: Option<RemoteTierConfig>,
     /// When values go to disk and come back.
     #[serde(default)]
     pub tiering: TieringConfig,
@@ -315,6 +319,9 @@ impl NodeConfig {
             if self.disk[..n].iter().any(|other| other.path == disk.path) {
                 return Err(format!("disk {} is there twice, allowed is each directory once", disk.path.display()));
             }
+        }
+        if let Some(remote) = &self.remote {
+            remote.check(!self.disk.is_empty())?;
         }
         for token in &self.tokens {
             if token.all_tenants != token.tenants.is_empty() {

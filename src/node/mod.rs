@@ -20,6 +20,7 @@ pub mod listen;
 pub mod metrics;
 pub mod put;
 pub mod put_stream;
+pub mod remote;
 pub mod server;
 pub mod service;
 pub mod state;

@@ -88,7 +88,11 @@ impl Node {
         let machine = BootId::current().map_err(|e| e.to_string())?;
         let (store, recovery) = Store::open(&config.store(), machine).map_err(|e| e.to_string())?;
         let disks = config.disks().iter().map(open_disk).collect::<Result<Vec<_>, _>>()?;
-        let state = Arc::new(State::with_disks(config, store, disks, machine, tokens));
+        let remote = super::remote::open(&config)?;
+        if let Some(remote) = &remote {
+            tracing::info!(store = ?remote, "what the disks reclaim goes to an object store");
+        }
+        let state = Arc::new(State::with_tiers(config, store, disks, remote, machine, tokens));
         let demoter = state.tiers.start()?;
         let config = &state.config;
         let (stopping, stop) = watch::channel(false);
@@ -164,6 +168,7 @@ impl Node {
         if let Some(fast) = self.fast.take() {
             fast.stop();
         }
+        self.state.tiers.drain().await;
         self.demoter.take();
         self.state.tiers.seal().await;
         for socket in &self.sockets {

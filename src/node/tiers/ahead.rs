@@ -1,4 +1,4 @@
-//! Reading ahead: the next objects of a batch are read from disk together, and come in the order of the batch.
+//! Reading ahead: the next objects of a batch are read from below memory together, and come in the order of the batch.
 
 use super::{Fetch, Tiers};
 use crate::shm::ObjectId;
@@ -29,7 +29,7 @@ impl Ahead {
     pub fn start(&mut self, tiers: &Arc<Tiers>, tenant: u64, ids: &[ObjectId]) {
         let mut held: u64 = self.bytes.iter().sum();
         while let Some(id) = ids.get(self.begun).filter(|_| self.bytes.len() < OBJECTS) {
-            let bytes = tiers.disk_bytes(tenant, id);
+            let bytes = tiers.below_bytes(tenant, id);
             if held > 0 && held + bytes > BYTES {
                 break;
             }
@@ -49,7 +49,7 @@ impl Ahead {
 
     /// Looks for the object whose turn it is once more.
     pub fn again(&mut self, tiers: &Arc<Tiers>, tenant: u64, id: &ObjectId) {
-        self.bytes.push_front(tiers.disk_bytes(tenant, id));
+        self.bytes.push_front(tiers.below_bytes(tenant, id));
         self.reads.push_front(Box::pin(tiers.clone().fetch(tenant, *id)));
     }
 }

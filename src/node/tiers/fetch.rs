@@ -1,4 +1,4 @@
-//! Reads from the disk tier: into a buffer that is sent, or into a slot of memory when the value deserves it.
+//! Reads from below memory, the disk tier first: into a buffer that is sent, or into a slot of memory when the value deserves it.
 //!
 //! - Concurrent reads of one value are one read: what it gives is shared.
 //! - Buffers of values that wait to be sent are bounded over all calls; a read waits for its share.
@@ -21,11 +21,11 @@ const FLIGHTS: usize = 256;
 pub enum Fetch {
     /// In memory.
     InMemory,
-    /// Read from disk.
+    /// Read from disk, or from the object store.
     OnDisk(Arc<OnDisk>),
     /// Nowhere.
     Absent,
-    /// It was on disk, damaged, and was dropped.
+    /// It was there, damaged, and was dropped.
     Damaged,
 }
 
@@ -37,6 +37,10 @@ pub struct OnDisk {
 }
 
 impl OnDisk {
+    pub(super) fn new(value: Value<Landing>, share: OwnedSemaphorePermit) -> OnDisk {
+        OnDisk { value, _share: share }
+    }
+
     /// CRC32C of each chunk.
     pub fn crcs(&self) -> &[u32] {
         &self.value.crcs
@@ -66,7 +70,7 @@ impl AsRef<[u8]> for Fetched {
 
 /// Where the disk writes a value that is read.
 #[derive(Debug)]
-enum Landing {
+pub(super) enum Landing {
     Heap(Aligned),
     Slot(Writer),
 }
@@ -118,7 +122,7 @@ impl Tiers {
         if self.in_memory(tenant, &id) {
             return Fetch::InMemory;
         }
-        if self.disk_of(tenant, &id).is_none() {
+        if !self.may_be_below(tenant, &id) {
             TierCounts::add(&self.counts.misses, 1);
             return Fetch::Absent;
         }
@@ -139,6 +143,16 @@ impl Tiers {
     }
 
     async fn read(self: Arc<Self>, tenant: u64, id: ObjectId) -> Fetch {
+        let mut fetch = self.read_disk(tenant, id).await;
+        // What the disk has dropped meanwhile was queued before.
+        if matches!(fetch, Fetch::Absent) && self.remote().is_some() {
+            fetch = self.read_below(tenant, &id).await;
+            TierCounts::add(&self.counts.misses, u64::from(matches!(fetch, Fetch::Absent)));
+        }
+        fetch
+    }
+
+    async fn read_disk(self: &Arc<Self>, tenant: u64, id: ObjectId) -> Fetch {
         let Some(disk) = self.disk_of(tenant, &id).cloned() else { return Fetch::Absent };
         let Some(blocks) = disk.value_blocks(tenant, &id) else { return Fetch::Absent };
         let share = (blocks as usize).min(FETCHED_BYTES).div_ceil(FETCHED_UNIT) as u32;
@@ -173,15 +187,23 @@ impl Tiers {
         match buffer {
             Landing::Heap(_) => Fetch::OnDisk(Arc::new(OnDisk { value: Value { meta, crcs, buffer }, _share: share })),
             Landing::Slot(writer) => {
-                let _turn = self.turn();
-                // Deleted meanwhile, it must not come back.
-                if self.disk_of(tenant, id).is_none() || writer.commit(&crcs).is_err() {
-                    return Fetch::Absent;
+                match self.bring_up(writer, &crcs, || self.disk_of(tenant, id).is_some()) {
+                    true => Fetch::InMemory,
+                    false => Fetch::Absent,
                 }
-                TierCounts::add(&self.counts.promoted, 1);
-                TierCounts::add(&self.counts.promoted_bytes, meta.len);
-                Fetch::InMemory
             }
         }
+    }
+
+    /// Publishes a value in memory, unless it was deleted meanwhile: then it must not come back.
+    pub(super) fn bring_up(&self, writer: Writer, crcs: &[u32], is_there: impl FnOnce() -> bool) -> bool {
+        let len = writer.meta().len;
+        let _turn = self.turn();
+        if !is_there() || writer.commit(crcs).is_err() {
+            return false;
+        }
+        TierCounts::add(&self.counts.promoted, 1);
+        TierCounts::add(&self.counts.promoted_bytes, len);
+        true
     }
 }

@@ -1,4 +1,5 @@
-//! The node's storage tiers as one store: memory, and below it the directories of the disk tier, where there are any.
+//! The node's storage tiers as one store: memory, below it the directories of the disk tier, where there are any, and below
+//! those an object store, where there is one.
 //!
 //! - A value is looked for in memory first, then on disk. Where it is written is memory only; the first writer wins over
 //!   both tiers.
@@ -7,10 +8,13 @@
 //!   as if there were none.
 //! - A value read from disk is sent from a buffer of its own, or comes back into memory with its n-th use ([`fetch`],
 //!   [`uses`]).
-//! - A deleted value comes back from neither tier: deleting, giving values to the disk and bringing them back take turns.
+//! - A deleted value comes back from no tier: deleting, giving values to a lower tier and bringing them back take turns.
 //! - A lease keeps values in memory. What is on disk alone is not promised, and is not counted as leased.
+//! - The object store is asked by reads alone ([`below`]): what is there alone is not reported to exist, is written anew when
+//!   it is put again, and a touch does not find it.
 
 mod ahead;
+mod below;
 mod demote;
 mod fetch;
 mod uses;
@@ -22,6 +26,7 @@ pub use uses::Uses;
 
 use super::state::Clock;
 use crate::disk::{Disk, DiskStats, State as DiskState};
+use crate::remote::Remote;
 use crate::shm::{Begin, ChainKey, Exists, Lease, ObjectId, PutMeta, ShmError, Store};
 use demote::Demotion;
 use fetch::Flights;
@@ -54,7 +59,7 @@ pub struct TierCounts {
     pub clean: AtomicU64,
     /// Values that left memory and are nowhere else: no disk could take them.
     pub dropped: AtomicU64,
-    /// Values that were in neither tier.
+    /// Values that were in no tier.
     pub misses: AtomicU64,
     /// Values that came back into memory.
     pub promoted: AtomicU64,
@@ -73,6 +78,7 @@ pub struct Tiers {
     /// The memory tier.
     pub memory: Store,
     disks: Vec<Disk>,
+    remote: Option<Arc<Remote>>,
     settings: TierSettings,
     clock: Clock,
     uses: Uses,
@@ -91,10 +97,22 @@ pub struct Tiers {
 impl Tiers {
     /// Over open tiers. With disks nothing leaves memory on its own any more, so [`Tiers::start`] must follow.
     pub fn new(memory: Store, disks: Vec<Disk>, settings: TierSettings, clock: Clock) -> Arc<Tiers> {
+        Tiers::with_remote(memory, disks, None, settings, clock)
+    }
+
+    /// As [`Tiers::new`], with an object store below the disks. It gets what they reclaim, so without disks it gets nothing.
+    pub fn with_remote(
+        memory: Store,
+        disks: Vec<Disk>,
+        remote: Option<Arc<Remote>>,
+        settings: TierSettings,
+        clock: Clock,
+    ) -> Arc<Tiers> {
         memory.keep_all(!disks.is_empty());
         Arc::new(Tiers {
             memory,
             disks,
+            remote,
             settings,
             clock,
             uses: Uses::new(),
@@ -182,16 +200,18 @@ impl Tiers {
         ids.iter().filter(touch).count()
     }
 
-    /// Forgets objects in both tiers; returns how many were there. They stay forgotten through `kill -9`, and on disk through
-    /// power loss.
+    /// Forgets objects in all tiers; returns how many were in memory or on disk. They stay forgotten through `kill -9`, and on
+    /// disk through power loss.
     ///
     /// # Errors
-    /// A sentence: a disk could not note it, so they may come back when the node starts anew.
+    /// A sentence: a disk could not note it, so they may come back when the node starts anew, or the object store has not
+    /// confirmed it.
     pub async fn delete(&self, tenant: u64, ids: &[ObjectId]) -> Result<usize, String> {
         if !self.has_disk() {
             return Ok(self.memory.delete(tenant, ids));
         }
         let (mut count, mut waiting) = (0, Vec::new());
+        let forgotten;
         {
             let _turn = self.turn();
             let mut counted = std::collections::HashSet::new();
@@ -202,6 +222,7 @@ impl Tiers {
                 disk.delete(tenant, ids, move |outcome| drop(done.send(outcome)));
                 waiting.push(answer);
             }
+            forgotten = self.forget_below(tenant, ids);
         }
         for answer in waiting {
             match answer.await {
@@ -209,6 +230,9 @@ impl Tiers {
                 Ok(Err(e)) => return Err(e.to_string()),
                 Err(_) => return Err("the disk tier ended first".into()),
             }
+        }
+        if let Some(forgotten) = forgotten {
+            forgotten.delete().await?;
         }
         Ok(count)
     }

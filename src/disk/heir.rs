@@ -1,0 +1,46 @@
+//! What reclaiming drops is offered to an heir first, with its bytes, where there is one ([`super::Disk::set_heir`]).
+
+use super::Aligned;
+use super::device::FileId;
+use super::group::{Crcs, Group};
+use super::reclaim::Chosen;
+use super::segment::SegmentId;
+use super::shared::Shared;
+use crate::shm::{ObjectId, PutMeta};
+use std::sync::Arc;
+
+/// Who gets what is dropped. Called by the worker, without a lock of the tier, while lookups still find the object; must not
+/// wait.
+pub trait Heir: Send + Sync {
+    /// Whether the value should be read at all.
+    fn wants(&self, tenant: u64, id: &ObjectId, len: u64) -> bool;
+    /// A value as it was put, the first bytes of `value`, compared with its CRCs. The object may have been deleted while it
+    /// was read: whoever keeps it asks whether it is still there.
+    fn take(&self, meta: PutMeta, crcs: Crcs, value: Aligned);
+}
+
+impl Shared {
+    /// Offers entries of a segment to the heir, and drops them from the index.
+    pub fn hand_over(self: &Arc<Self>, victim: SegmentId, (file, generation, blocks): (FileId, u64, u32), left: &[Chosen]) {
+        let mut header: Option<Group> = None;
+        for (number, listed) in left {
+            let id = ObjectId { key: listed.key, part: listed.part };
+            let heir = self.heir.get().filter(|_| !self.stopping());
+            if let Some(heir) = heir.filter(|heir| heir.wants(listed.tenant, &id, u64::from(listed.len)))
+                && let Some((entry, value)) = self.read_listed(file, generation, blocks, listed, &mut header)
+            {
+                heir.take(entry.meta, entry.crcs, value);
+                // Deletes do not wait for the whole segment.
+                while self.write_marks() {}
+            }
+            let _ = self.with(|core, _| {
+                let hash = core.index.hash(listed.tenant, &listed.key);
+                let at = core.index.find(hash, listed.part).map(|at| *core.index.get(at));
+                if at.is_some_and(|record| (record.segment, record.number) == (victim, *number)) {
+                    core.drop_object(hash, listed.part);
+                    core.totals.evicted += 1;
+                }
+            });
+        }
+    }
+}
