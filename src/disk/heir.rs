@@ -1,7 +1,9 @@
 //! What reclaiming drops is offered to an heir first, with its bytes, where there is one ([`super::Disk::set_heir`]).
 
 use super::Aligned;
+use super::core::Core;
 use super::device::FileId;
+use super::footer::Listed;
 use super::group::{Crcs, Group};
 use super::reclaim::Chosen;
 use super::segment::SegmentId;
@@ -20,13 +22,17 @@ pub trait Heir: Send + Sync {
 }
 
 impl Shared {
-    /// Offers entries of a segment to the heir, and drops them from the index.
+    /// Offers entries of a segment to the heir, where there is one, and drops them from the index. Those that are elsewhere by
+    /// now, or deleted, are left alone.
     pub fn hand_over(self: &Arc<Self>, victim: SegmentId, (file, generation, blocks): (FileId, u64, u32), left: &[Chosen]) {
+        let Some(heir) = self.heir.get() else { return };
         let mut header: Option<Group> = None;
         for (number, listed) in left {
             let id = ObjectId { key: listed.key, part: listed.part };
-            let heir = self.heir.get().filter(|_| !self.stopping());
-            if let Some(heir) = heir.filter(|heir| heir.wants(listed.tenant, &id, u64::from(listed.len)))
+            let here = self.with(|core, _| core.is_at(listed, (victim, *number)).is_some()).unwrap_or(false);
+            if here
+                && !self.stopping()
+                && heir.wants(listed.tenant, &id, u64::from(listed.len))
                 && let Some((entry, value)) = self.read_listed(file, generation, blocks, listed, &mut header)
             {
                 heir.take(entry.meta, entry.crcs, value);
@@ -34,13 +40,20 @@ impl Shared {
                 while self.write_marks() {}
             }
             let _ = self.with(|core, _| {
-                let hash = core.index.hash(listed.tenant, &listed.key);
-                let at = core.index.find(hash, listed.part).map(|at| *core.index.get(at));
-                if at.is_some_and(|record| (record.segment, record.number) == (victim, *number)) {
+                if let Some(hash) = core.is_at(listed, (victim, *number)) {
                     core.drop_object(hash, listed.part);
                     core.totals.evicted += 1;
                 }
             });
         }
+    }
+}
+
+impl Core {
+    /// The hash of an entry's key, if the index points to that entry.
+    fn is_at(&self, listed: &Listed, place: (SegmentId, u16)) -> Option<u64> {
+        let hash = self.index.hash(listed.tenant, &listed.key);
+        let record = self.index.get(self.index.find(hash, listed.part)?);
+        ((record.segment, record.number) == place).then_some(hash)
     }
 }

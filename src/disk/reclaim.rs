@@ -106,12 +106,15 @@ impl Shared {
         // Without a footer it cannot be told what is there to move; the index knows what to drop.
         if let Ok(Some(listed)) = self.read_footer(file, generation, blocks) {
             let (chosen, left) = self.choose(victim, &listed, everything);
-            self.hand_over(victim, (file, generation, blocks), &left);
+            let at = (file, generation, blocks);
+            self.hand_over(victim, at, &left);
+            let moved = chosen.clone();
             if !self.move_all(victim, file, generation, blocks, chosen) {
                 // What was not moved stays where it is.
                 let _ = self.with(|core, _| core.set_phase(victim, Phase::Sealed));
                 return;
             }
+            self.hand_over(victim, at, &moved);
         }
         let _ = self.with(|core, _| core.drop_all(victim));
         self.free(victim);

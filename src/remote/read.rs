@@ -44,6 +44,12 @@ struct Reading {
     permit: Option<OwnedSemaphorePermit>,
 }
 
+impl std::fmt::Debug for Reading {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Reading(gone: {})", self.gone.load(Ordering::Acquire))
+    }
+}
+
 impl Drop for Reading {
     fn drop(&mut self) {
         lock(&self.remote.busy).reads.retain(|(_, gone)| !Arc::ptr_eq(gone, &self.gone));
@@ -51,6 +57,7 @@ impl Drop for Reading {
 }
 
 /// An object that can be read. What it holds ends with it.
+#[derive(Debug)]
 pub struct Opened {
     name: Name,
     reading: Reading,
@@ -58,12 +65,14 @@ pub struct Opened {
     until: Instant,
 }
 
+#[derive(Debug)]
 enum From {
     Store(Answer),
     Queue(Arc<Queued>),
 }
 
 /// Keeps the read known until the caller has done with its value what a delete must come before or after.
+#[derive(Debug)]
 pub struct Guard(Reading);
 
 impl Guard {
