@@ -24,7 +24,12 @@ pub trait Heir: Send + Sync {
 impl Shared {
     /// Offers entries of a segment to the heir, where there is one, and drops them from the index. Those that are elsewhere by
     /// now, or deleted, are left alone.
-    pub fn hand_over(self: &Arc<Self>, victim: SegmentId, (file, generation, blocks): (FileId, u64, u32), left: &[Chosen]) {
+    pub fn hand_over(
+        self: &Arc<Self>,
+        victim: SegmentId,
+        (file, generation, blocks): (FileId, u64, u32),
+        left: &[Chosen],
+    ) {
         let Some(heir) = self.heir.get() else { return };
         let mut header: Option<Group> = None;
         for (number, listed) in left {

@@ -95,8 +95,12 @@ impl RemoteTierConfig {
         }
         if let Some(endpoint) = &self.endpoint {
             let host = endpoint.strip_prefix("https://").or_else(|| endpoint.strip_prefix("http://"));
-            if host.is_none_or(|h| h.is_empty() || h.contains(['@', '?', '#', ' ']) || h.trim_end_matches('/').contains('/')) {
-                return Err("remote.endpoint is allowed as http:// or https:// with host and port, and no credentials".into());
+            if host.is_none_or(|h| {
+                h.is_empty() || h.contains(['@', '?', '#', ' ']) || h.trim_end_matches('/').contains('/')
+            }) {
+                return Err(
+                    "remote.endpoint is allowed as http:// or https:// with host and port, and no credentials".into()
+                );
             }
         }
         let within = |key: &str, value: u64, least: u64, most: u64| match (least..=most).contains(&value) {
@@ -180,7 +184,8 @@ mod tests {
 
     #[test]
     fn what_is_wrong_is_named() {
-        for url in ["", "s3://", "s3:///x", "http://bucket", "s3://a", "s3://Bucket", "s3://buc ket", "s3://bucket//x"] {
+        for url in ["", "s3://", "s3:///x", "http://bucket", "s3://a", "s3://Bucket", "s3://buc ket", "s3://bucket//x"]
+        {
             assert!(read(&format!("url = '{url}'")).unwrap_err().contains("remote.url"), "{url}");
         }
         for prefix in ["a/../b", "./a", "a//b", "a?b", "a b", "a%b"] {

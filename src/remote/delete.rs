@@ -51,7 +51,10 @@ impl Remote {
             *busy.deletes.entry(*name).or_default() += 1;
         }
         let is_deleted = |name: &Name| busy.deletes.contains_key(name);
-        busy.reads.iter().filter(|(name, _)| is_deleted(name)).for_each(|(_, gone)| gone.store(true, Ordering::Release));
+        busy.reads
+            .iter()
+            .filter(|(name, _)| is_deleted(name))
+            .for_each(|(_, gone)| gone.store(true, Ordering::Release));
         drop(busy);
         Forgotten { remote: self.clone(), names }
     }

@@ -93,14 +93,7 @@ pub enum Ended {
 impl Queue {
     /// An empty one for so many bytes.
     pub fn new(most: u64) -> Queue {
-        Queue {
-            stands: HashMap::new(),
-            order: VecDeque::new(),
-            next: 0,
-            bytes: 0,
-            unsettled: VecDeque::new(),
-            most,
-        }
+        Queue { stands: HashMap::new(), order: VecDeque::new(), next: 0, bytes: 0, unsettled: VecDeque::new(), most }
     }
 
     /// Bytes of memory held, and values.

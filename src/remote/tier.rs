@@ -95,7 +95,10 @@ impl Remote {
 
     /// Adds a value to the queue: the first bytes of `value`, which were compared with their CRCs. False where it is dropped.
     pub fn offer(&self, meta: PutMeta, crcs: Crcs, value: Aligned) -> bool {
-        let added = lock(&self.queue).add(Queued::new(meta, crcs, value));
+        let mut queue = lock(&self.queue);
+        queue.settle(Instant::now());
+        let added = queue.add(Queued::new(meta, crcs, value));
+        drop(queue);
         if added {
             lock(&self.recent).forget(&(meta.tenant, meta.id));
             self.added.notify_one();

@@ -31,6 +31,8 @@ pub enum Fault {
     Hang,
     /// Takes effect and never answers.
     HangAfter,
+    /// A put: takes effect after so many milliseconds, and never answers.
+    Late(u64),
     /// Answers after so many milliseconds.
     Slow(u64),
     /// A get: one bit of the object is another one.
@@ -141,6 +143,14 @@ impl Fake {
 impl Bucket for Fake {
     fn put<'a>(&'a self, name: &'a str, parts: [Bytes; 2]) -> BoxFuture<'a, Result<Kept, Refused>> {
         let fault = self.fault(Call::Put);
+        if let Fault::Late(millis) = fault {
+            let (later, name) = (self.clone(), name.to_string());
+            tokio::spawn(async move {
+                tokio::time::sleep(Duration::from_millis(millis)).await;
+                later.inside().objects.entry(name).or_insert_with(|| parts.concat().into());
+            });
+            return std::future::pending().boxed();
+        }
         let put = move |inside: &mut Inside| {
             if inside.objects.contains_key(name) {
                 return Kept::Present;
@@ -202,7 +212,12 @@ fn answer(mut object: Vec<u8>, fault: Fault) -> Answer {
 
 /// Settings that make tests short.
 pub fn config() -> RemoteConfig {
-    RemoteConfig { timeout: Duration::from_secs(2), retries: 1, queue_bytes: 1 << 20, ..RemoteConfig::new("kv", "node-1") }
+    RemoteConfig {
+        timeout: Duration::from_secs(2),
+        retries: 1,
+        queue_bytes: 1 << 20,
+        ..RemoteConfig::new("kv", "node-1")
+    }
 }
 
 /// Name of object `n`.

@@ -186,12 +186,10 @@ impl Tiers {
         let Value { meta, crcs, buffer } = value;
         match buffer {
             Landing::Heap(_) => Fetch::OnDisk(Arc::new(OnDisk { value: Value { meta, crcs, buffer }, _share: share })),
-            Landing::Slot(writer) => {
-                match self.bring_up(writer, &crcs, || self.disk_of(tenant, id).is_some()) {
-                    true => Fetch::InMemory,
-                    false => Fetch::Absent,
-                }
-            }
+            Landing::Slot(writer) => match self.bring_up(writer, &crcs, || self.disk_of(tenant, id).is_some()) {
+                true => Fetch::InMemory,
+                false => Fetch::Absent,
+            },
         }
     }
 

@@ -1,0 +1,125 @@
+//! Memory, disk and an object store as one: what the disk reclaims is in the store, what is deleted is nowhere, and a store
+//! that is gone costs values and nothing else.
+#![cfg(all(feature = "gcache", target_os = "linux"))]
+
+mod remote;
+mod shm;
+
+use mimo_cache::remote::RemoteConfig;
+use remote::world::{Where, World, length, object};
+use remote::{Call, Fake, Fault, TENANT};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+fn world(fake: &Fake, promote_after: u8) -> World {
+    let config = RemoteConfig { timeout: Duration::from_secs(1), ..RemoteConfig::new("kv", "node-1") };
+    World::new(Arc::new(fake.clone()), config, promote_after)
+}
+
+#[test]
+fn what_fits_neither_into_memory_nor_on_disk_is_in_the_store_and_is_found_by_the_next_process() {
+    let fake = Fake::default();
+    let mut world = world(&fake, 255);
+    (0..300).for_each(|n| world.put(n, length(n)));
+    world.rest();
+    let places = world.check();
+    assert!(places.iter().all(|count| *count > 20), "{places:?}");
+    let totals = world.tiers.remote_stats().unwrap().totals;
+    assert_eq!((totals.dropped, totals.failed, totals.damaged), (0, 0, 0), "{totals:?}");
+    let mut world = world.restart();
+    world.check();
+    assert_eq!(world.get(&object(1000)), None);
+    // What was in the store alone is not reported, and can be put again.
+    let below = *world.known.keys().find(|id| world.get(id).unwrap().1 == Where::Remote).unwrap();
+    assert_eq!(world.tiers.exists(TENANT, &[below.key], None, 0).masks, [0]);
+    let n = (0..300).find(|n| object(*n) == below).unwrap();
+    world.put(n, length(n));
+    assert_eq!(world.get(&below).unwrap().1, Where::Memory);
+}
+
+#[test]
+fn what_is_used_again_comes_up_into_memory() {
+    let fake = Fake::default();
+    let mut world = world(&fake, 2);
+    (0..600).for_each(|n| world.put(n, 65_536));
+    world.rest();
+    let below = world.known.keys().find(|id| !world.tiers.has(TENANT, id)).copied().unwrap();
+    assert_eq!(world.get(&below).unwrap().1, Where::Remote, "once is no reason");
+    assert_eq!(world.get(&below).unwrap().1, Where::Memory, "the second use brings it up");
+    let reads = fake.calls(Call::Get);
+    assert_eq!(world.get(&below).unwrap().0, world.known[&below]);
+    assert_eq!(fake.calls(Call::Get), reads, "the store is not asked again");
+}
+
+#[test]
+fn what_is_deleted_comes_back_from_no_tier() {
+    let fake = Fake::default();
+    let mut world = world(&fake, 1);
+    let mut gone = std::collections::BTreeSet::new();
+    for n in 0..400 {
+        world.put(n, length(n));
+        if n % 3 == 0 {
+            // What was just put, what is on its way down, and what is down.
+            let old = [n, n.saturating_sub(40), n / 2, n / 4].map(object);
+            world.delete(&old).unwrap();
+            gone.extend(old);
+        }
+        if n % 7 == 0 {
+            // Comes up while it is deleted.
+            let id = object(n / 5);
+            let rising = world.runtime.spawn(world.tiers.clone().fetch(TENANT, id));
+            world.delete(&[id]).unwrap();
+            gone.insert(id);
+            drop(world.runtime.block_on(rising));
+        }
+    }
+    world.rest();
+    world.check();
+    let absent = |world: &World| {
+        for id in &gone {
+            assert!(world.get(id).is_none(), "{id:?} came back");
+        }
+    };
+    absent(&world);
+    assert!(fake.calls(Call::Delete) > 50);
+    let world = world.restart();
+    absent(&world);
+    world.check();
+}
+
+#[test]
+fn a_store_that_is_gone_leaves_a_node_of_memory_and_disk() {
+    let fake = Fake::default();
+    let mut world = world(&fake, 255);
+    (0..200).for_each(|n| world.put(n, 262_144));
+    world.rest();
+    fake.always(Fault::Hang);
+    // Puts go on, whatever becomes of what is reclaimed.
+    (1000..1200).for_each(|n| world.put(n, 262_144));
+    let start = Instant::now();
+    let (mut here, mut lost) = (0, 0);
+    for (id, bytes) in &world.known {
+        match world.get(id) {
+            Some((found, _)) => {
+                assert_eq!(&found, bytes);
+                here += 1;
+            }
+            None => lost += 1,
+        }
+    }
+    assert!(here > 40 && lost > 100, "{here} {lost}");
+    assert!(start.elapsed() < Duration::from_secs(30), "not a timeout for each");
+    let stats = world.tiers.remote_stats().unwrap();
+    assert!(stats.trouble.contains("no answer"), "{stats:?}");
+    let below = *world.known.keys().find(|id| !world.tiers.has(TENANT, id)).unwrap();
+    assert!(world.delete(&[below]).unwrap_err().contains("may come back"));
+    fake.mend();
+    let until = Instant::now() + Duration::from_secs(20);
+    while !world.tiers.remote_stats().unwrap().trouble.is_empty() {
+        assert!(Instant::now() < until, "the store is used again");
+        let _ = world.get(&below);
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    world.delete(&[below]).unwrap();
+    assert_eq!(world.get(&below), None);
+}

@@ -1,0 +1,159 @@
+//! The remote tier over the `object_store` crate: its store in memory, and the S3 server of moto in a process of its own.
+//!
+//! `MIMO_MOTO` names the `moto_server` program; without it the one on the PATH is used, and without that the tests say so and
+//! pass.
+#![cfg(all(feature = "remote", target_os = "linux"))]
+
+mod remote;
+mod shm;
+
+use bytes::Bytes;
+use futures_util::StreamExt;
+use mimo_cache::remote::{Bucket, Kept, RemoteConfig, S3Config, Store};
+use object_store::memory::InMemory;
+use remote::world::{Where, World, length};
+use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+/// What every store must do.
+async fn keeps_the_contract(bucket: &dyn Bucket) {
+    let parts = |value: &'static str| [Bytes::from_static(b"head "), Bytes::from_static(value.as_bytes())];
+    let read = async |name: &'static str| {
+        let answer = bucket.get(name).await.unwrap()?;
+        let body: Vec<Bytes> = answer.body.map(Result::unwrap).collect().await;
+        assert_eq!(answer.bytes as usize, body.concat().len());
+        Some(body.concat())
+    };
+    assert_eq!(read("kv/a=2eb/1-00").await, None);
+    bucket.delete("kv/a=2eb/1-00").await.unwrap();
+    assert_eq!(bucket.put("kv/a=2eb/1-00", parts("one")).await.unwrap(), Kept::Stored);
+    assert_eq!(bucket.put("kv/a=2eb/1-00", parts("two")).await.unwrap(), Kept::Present, "the first writer wins");
+    assert_eq!(read("kv/a=2eb/1-00").await.unwrap(), b"head one");
+    assert_eq!(read("kv/a=2eb/1-01").await, None);
+    bucket.delete("kv/a=2eb/1-00").await.unwrap();
+    assert_eq!(read("kv/a=2eb/1-00").await, None);
+    assert_eq!(bucket.put("kv/a=2eb/1-00", parts("two")).await.unwrap(), Kept::Stored);
+    assert_eq!(read("kv/a=2eb/1-00").await.unwrap(), b"head two");
+}
+
+#[tokio::test]
+async fn a_store_in_memory_keeps_the_contract() {
+    keeps_the_contract(&Store::over(Arc::new(InMemory::new()), "memory")).await;
+}
+
+#[test]
+fn all_tiers_over_a_store_in_memory() {
+    let store = Store::over(Arc::new(InMemory::new()), "memory");
+    let mut world = World::new(Arc::new(store), RemoteConfig::new("", "node 1"), 255);
+    (0..150).for_each(|n| world.put(n, length(n)));
+    world.rest();
+    world.check();
+    let places = world.restart().check();
+    assert!(places[Where::Remote as usize] > 20, "{places:?}");
+}
+
+/// A server that ends with this.
+struct Moto {
+    child: Child,
+    port: u16,
+}
+
+impl Drop for Moto {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+        let _ = self.child.wait();
+    }
+}
+
+impl Moto {
+    fn start() -> Option<Moto> {
+        let program = std::env::var("MIMO_MOTO").unwrap_or_else(|_| "moto_server".into());
+        let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+        let child = Command::new(&program)
+            .args(["-H", "127.0.0.1", "-p", &port.to_string()])
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn();
+        let Ok(child) = child else {
+            eprintln!("{program} is not there, so nothing is tested against it: pip install 'moto[server,s3]'");
+            return None;
+        };
+        let moto = Moto { child, port };
+        let until = Instant::now() + Duration::from_secs(60);
+        while !moto.make_bucket() {
+            assert!(Instant::now() < until, "the server does not answer");
+            std::thread::sleep(Duration::from_millis(100));
+        }
+        Some(moto)
+    }
+
+    /// Makes the bucket, by a request of our own.
+    fn make_bucket(&self) -> bool {
+        let Ok(mut stream) = TcpStream::connect(("127.0.0.1", self.port)) else { return false };
+        let request = format!(
+            "PUT /kv-cache HTTP/1.1\r\nHost: 127.0.0.1:{}\r\nContent-Length: 0\r\nConnection: close\r\n\r\n",
+            self.port
+        );
+        let mut answer = String::new();
+        let done = stream.write_all(request.as_bytes()).and_then(|()| stream.read_to_string(&mut answer));
+        done.is_ok() && answer.starts_with("HTTP/1.1 200")
+    }
+
+    fn store(&self) -> Store {
+        Store::s3(&S3Config {
+            bucket: "kv-cache".into(),
+            endpoint: Some(format!("http://127.0.0.1:{}", self.port)),
+            region: Some("us-east-1".into()),
+            timeout: Duration::from_secs(5),
+        })
+        .unwrap()
+    }
+}
+
+/// Runs this test in a process of its own, with credentials in its environment; true inside that.
+fn has_credentials(test: &str) -> bool {
+    if std::env::var_os("AWS_SECRET_ACCESS_KEY").is_some() {
+        return true;
+    }
+    let again = Command::new(std::env::current_exe().unwrap())
+        .args([test, "--exact", "--nocapture"])
+        .envs([("AWS_ACCESS_KEY_ID", "testing"), ("AWS_SECRET_ACCESS_KEY", "testing")])
+        .status();
+    assert!(again.unwrap().success());
+    false
+}
+
+#[test]
+fn all_tiers_over_a_server_that_ends() {
+    if !has_credentials("all_tiers_over_a_server_that_ends") {
+        return;
+    }
+    let Some(moto) = Moto::start() else { return };
+    let config = RemoteConfig { timeout: Duration::from_secs(5), ..RemoteConfig::new("prod/kv", "node-1") };
+    let mut world = World::new(Arc::new(moto.store()), config, 255);
+    world.runtime.block_on(keeps_the_contract(&moto.store()));
+    (0..150).for_each(|n| world.put(n, length(n)));
+    world.rest();
+    let places = world.check();
+    assert!(places[Where::Remote as usize] > 20, "{places:?}");
+    let totals = world.tiers.remote_stats().unwrap().totals;
+    assert_eq!((totals.dropped, totals.failed), (0, 0), "{totals:?}");
+    let mut world = world.restart();
+    world.check();
+    let below = *world.known.keys().find(|id| world.get(id).unwrap().1 == Where::Remote).unwrap();
+    world.delete(&[below]).unwrap();
+    assert_eq!(world.get(&below), None);
+    let mut world = world.restart();
+    assert_eq!(world.get(&below), None);
+    drop(moto);
+    // A read that fails is a miss, and the node goes on.
+    let (here, lost): (Vec<_>, Vec<_>) = world.known.keys().copied().partition(|id| world.get(id).is_some());
+    assert!(here.len() > 20 && lost.len() > 20, "{} {}", here.len(), lost.len());
+    (1000..1050).for_each(|n| world.put(n, 262_144));
+    assert!(world.delete(&lost[..1]).is_err());
+    let stats = world.tiers.remote_stats().unwrap();
+    assert!(!stats.trouble.is_empty() && !stats.trouble.contains("kv-cache"), "{stats:?}");
+}
