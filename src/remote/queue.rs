@@ -65,7 +65,7 @@ enum Stand {
     /// With the number of its place in the order.
     Waiting(u64, Arc<Queued>),
     Writing(Arc<Queued>),
-    /// Its last write was given up, and may take effect until then.
+    /// A try of its last write was given up, and may take effect until then.
     Unsettled(Instant),
 }
 
@@ -86,7 +86,7 @@ pub struct Queue {
 pub enum Ended {
     /// Nothing of it will take effect any more.
     Settled,
-    /// It was given up, and may take effect until then.
+    /// A try was given up, and may take effect until then.
     Until(Instant),
 }
 

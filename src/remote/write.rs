@@ -69,9 +69,9 @@ impl Remote {
                 tracing::debug!(why = refused.sentence, "a value could not be written to the object store");
             }
         }
-        // An answer says that the tries before it have no other effect than to have stored the same bytes.
+        // Also where a later try was answered: the earlier one may take effect after a delete that follows.
         let until = Instant::now() + self.config.settled_after();
-        let ended = if outcome.is_err() && unsure { Ended::Until(until) } else { Ended::Settled };
+        let ended = if unsure { Ended::Until(until) } else { Ended::Settled };
         lock(&self.queue).ended(&queued, ended);
         self.ended.notify_waiters();
     }

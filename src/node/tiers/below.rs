@@ -59,11 +59,10 @@ impl Tiers {
 
     /// Bytes that reading a value is likely to take; 0 where no read would be begun.
     pub fn below_bytes(&self, tenant: u64, id: &ObjectId) -> u64 {
-        if self.disk_of(tenant, id).is_some() {
-            return self.disk_bytes(tenant, id);
-        }
-        let remote = self.remote.as_ref().filter(|remote| remote.may_have(&(tenant, *id)));
-        remote.filter(|_| !self.in_memory(tenant, id)).map_or(0, |remote| remote.likely_bytes())
+        let on_disk = self.disk_bytes(tenant, id);
+        let Some(remote) = self.remote.as_ref().filter(|_| on_disk == 0) else { return on_disk };
+        let asks = remote.may_have(&(tenant, *id)) && !self.in_memory(tenant, id);
+        if asks { remote.likely_bytes() } else { 0 }
     }
 
     /// Begins a delete below the disks; for the holder of the turn.
