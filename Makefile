@@ -45,6 +45,7 @@ bench: build
 	$(BIN)/mimo-cache bench model --json
 	$(BIN)/mimo-cache bench tree --json --plot target/growth.svg
 	$(BIN)/mimo-cache bench gcache --json
+	$(BIN)/mimo-cache bench disk --json
 
 # Trains the tiny checkpoint anew: up to 50 minutes on two cores. Interrupted, it goes on where its state was last saved. To
 # ship the result, copy what is in target/tiny-model, without run/, to python/mimo_cache/models/tiny.
@@ -94,7 +95,7 @@ soak: build
 	PROPTEST_CASES=$$((256 * $(SOAK))) MIMO_SOAK=$(SOAK) cargo test --profile quick --features remote
 	cargo test --profile quick --features remote --test soak -- --ignored --nocapture
 	MIMO_CASES=$$((300 * $(SOAK))) cargo test --profile quick --features shuttle --test shuttle
-	MIMO_SOAK=$(SOAK) $(BIN)/python -m pytest
+	MIMO_SOAK=$(SOAK) MIMO_FAULT_ROUNDS=$$((20 * $(SOAK))) $(BIN)/python -m pytest
 	@if command -v c++ >/dev/null; then $(MAKE) fuzz; else echo "no C++ compiler, so the fuzz target is left out" >&2; fi
 	$(BIN)/python tests/mutations.py
 

@@ -9,7 +9,7 @@
 
 mod common;
 
-use common::{figure, resident_bytes, thread_ns};
+use common::{figure, key, resident_bytes, thread_ns};
 use mimo_cache::shm::{
     Begin, BootId, ChainKey, ObjectId, Prefault, PutMeta, Reader, SharedRef, Store, StoreConfig, chunk_crcs,
 };
@@ -35,16 +35,6 @@ impl Drop for TempFile {
     fn drop(&mut self) {
         let _ = std::fs::remove_file(&self.0);
     }
-}
-
-fn key(n: u64) -> ChainKey {
-    let mut key = [0; 32];
-    for (i, word) in key.chunks_exact_mut(8).enumerate() {
-        let mut x = (n * 4 + i as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
-        x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        word.copy_from_slice(&(x ^ (x >> 27)).to_le_bytes());
-    }
-    key
 }
 
 fn meta(n: u64, len: usize, extent_pages: u64) -> PutMeta {

@@ -126,6 +126,9 @@ pub enum Error {
         /// The system's words.
         message: String,
     },
+    /// Whoever waited for a call does not want to any more.
+    #[error("the call was interrupted")]
+    Interrupted,
     /// The structures contradict each other; a bug in this crate.
     #[error("integrity: {0}")]
     Integrity(String),

@@ -9,7 +9,6 @@ use mimo_cache::shm::{
 };
 use shm::*;
 use std::os::unix::fs::FileExt;
-
 const MIB: u64 = 1 << 20;
 
 fn fresh(name: &str, bytes: u64) -> (TempFile, Store) {
@@ -202,6 +201,15 @@ fn other_versions_a_cut_file_and_a_damaged_superblock_are_refused() {
     );
     assert!(with(20, 9).contains("superblock is damaged: the checksum"), "{}", with(20, 9));
     assert!(with(513, 9).contains("superblock is damaged: the epoch"));
+    let mut zero_head = whole.clone();
+    zero_head[..4096].fill(0);
+    for behind in [4096, 4100, whole.len() / 2, whole.len() - 1] {
+        zero_head[behind] = 1;
+        std::fs::write(file.path(), &zero_head).unwrap();
+        assert!(refusal(&config).contains("is not a shared-memory file of this program"), "byte {behind}");
+        assert_eq!(std::fs::read(file.path()).unwrap(), zero_head, "it is left as it is");
+        zero_head[behind] = 0;
+    }
     std::fs::write(file.path(), &whole[..1 << 20]).unwrap();
     assert!(refusal(&config).contains("it has 1048576 bytes and was made with 2097152"));
 }
@@ -270,6 +278,51 @@ fn bytes_that_changed_are_a_miss_once_they_are_reported() {
     assert_eq!((t.damaged_values, t.damaged_headers, store.stats().objects), (1, 1, 0));
     assert_eq!(put_n(&store, 2, 5000), Done::Stored);
     store.check_integrity().unwrap();
+}
+
+#[test]
+fn a_changed_header_counts_as_dropped_for_who_asks_to_compare() {
+    let file = TempFile::new("verify");
+    let (store, _) = open(&config(file.path(), 8 * MIB));
+    put_n(&store, 1, 5000);
+    put_n(&store, 2, 5000);
+    let header = store.get(1, &id(1, 0)).unwrap().shared_ref().header_at;
+    let disk = std::fs::File::options().write(true).open(file.path()).unwrap();
+    disk.write_all_at(&[0xff; 4], header + 84).unwrap();
+    assert!(store.drop_if_damaged(1, &id(1, 0)), "it was dropped");
+    assert!(!store.drop_if_damaged(1, &id(1, 0)), "once");
+    assert!(!store.drop_if_damaged(1, &id(2, 0)) && has_n(&store, 2) && !has_n(&store, 1));
+    assert_eq!(store.stats().totals.damaged(), 1);
+    store.check_integrity().unwrap();
+}
+
+#[test]
+fn an_entry_whose_bits_flip_is_written_anew_and_nothing_of_its_span_is_lost() {
+    let file = TempFile::new("entry");
+    let config = config(file.path(), 4 * MIB);
+    let (store, _) = open(&config);
+    (1..=3).for_each(|n| assert_eq!(put_n(&store, n, 50_000), Done::Stored));
+    let reader = Reader::new(&store.reader_file().unwrap()).unwrap();
+    let disk = std::fs::File::options().read(true).write(true).open(file.path()).unwrap();
+    let at = store.get(1, &id(1, 0)).unwrap().shared_ref().span_at;
+    let mut right = [0; 32];
+    disk.read_exact_at(&mut right, at).unwrap();
+    for bit in 0..256 {
+        let mut bad = right;
+        bad[bit / 8] ^= 1 << (bit % 8);
+        disk.write_all_at(&bad, at).unwrap();
+        let found = store.get(1, &id(1 + bit as u64 % 3, 0)).unwrap();
+        let mut copy = vec![0; 50_000];
+        assert_eq!(reader.copy(&found.shared_ref(), found.crcs(), &mut [&mut copy], || true), Ok(()), "bit {bit}");
+        disk.read_exact_at(&mut bad, at).unwrap();
+        assert_eq!(bad, right, "bit {bit}");
+    }
+    let totals = store.stats().totals;
+    assert_eq!((totals.damaged_entries, totals.damaged()), (256, 256));
+    store.check_integrity().unwrap();
+    drop(store);
+    let (_, found) = open(&config);
+    assert_eq!((found.objects, found.damaged_spans), (3, 0));
 }
 
 #[test]

@@ -46,6 +46,17 @@ pub fn tokens(seed: u64, n: usize) -> Vec<u32> {
         .collect()
 }
 
+/// A chain key that is a pure function of `n`.
+pub fn key(n: u64) -> [u8; 32] {
+    let mut key = [0; 32];
+    for (i, word) in key.chunks_exact_mut(8).enumerate() {
+        let mut x = (n * 4 + i as u64 + 1).wrapping_mul(0x9e37_79b9_7f4a_7c15);
+        x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        word.copy_from_slice(&(x ^ (x >> 27)).to_le_bytes());
+    }
+    key
+}
+
 /// Middle value.
 pub fn median(values: &[f64]) -> f64 {
     let mut v = values.to_vec();

@@ -14,6 +14,7 @@ from typing import Any, Literal, Protocol, SupportsIndex, TypeAlias, final, type
 import numpy as np
 import numpy.typing as npt
 
+from mimo_cache.gcache.errors import Refused
 from mimo_cache.gcache.ring import Node
 from mimo_cache.gcache.types import Deleted, GetResult, NodeStats, ObjectId, PutItem, PutStatus, Verified
 
@@ -1040,13 +1041,19 @@ class GCacheClient:
         """Name of the node that owns an extent, by the chain key of its first page, without asking anybody."""
     def breakers(self) -> dict[str, str]:
         """For each node's name "closed", "open" or "half-open": what its circuit breaker is."""
+    def refusals(self) -> dict[str, Refused]:
+        """For each node's name what it said, as a `Refused`, when it refused a call last; nodes that have answered one
+        since are left out.
+        """
     def metrics(self) -> dict[str, int]:
         """Everything the client has counted, by name."""
     @property
     def membership_trouble(self) -> str | None:
         """Why the list of nodes may be old; None while its file is read and makes sense."""
     def close(self) -> None:
-        """Ends the connections, and with them the leases. Calls under way in other threads end first."""
+        """Ends the connections, and with them the leases. Waits for calls under way in other threads, which end with
+        their deadlines at the latest; new ones raise `Closed`.
+        """
     def __enter__(self) -> GCacheClient: ...
     def __exit__(self, *_args: object) -> None: ...
 

@@ -2,11 +2,11 @@
 
 use clap::{Parser, Subcommand};
 use mimo_cache::node::config::from_env;
+use mimo_cache::node::ctl::{complain, say};
 use mimo_cache::node::{Node, NodeConfig};
 use std::path::PathBuf;
 use std::process::ExitCode;
 use tokio::signal::unix::{SignalKind, signal};
-use tracing_subscriber::filter::Targets;
 use tracing_subscriber::layer::SubscriberExt;
 use tracing_subscriber::util::SubscriberInitExt;
 
@@ -68,7 +68,7 @@ struct Settings {
 impl Settings {
     /// Flags as overrides.
     fn overrides(&self) -> Result<Vec<(String, String)>, String> {
-        let mut found = from_env(std::env::vars());
+        let mut found = from_env(std::env::vars_os())?;
         let text = |value: &str| toml::Value::String(value.to_string()).to_string();
         let mut put = |key: &str, value: String| found.push((key.to_string(), value));
         let texts = [
@@ -113,25 +113,21 @@ impl Settings {
 fn main() -> ExitCode {
     let args = Args::parse();
     let done = match &args.command {
-        Some(Command::CheckConfig { settings }) => settings.read().map(|config| {
-            println!("the configuration of node {:?} is fine", config.name);
+        Some(Command::CheckConfig { settings }) => settings.read().and_then(|config| {
+            config.check_files()?;
+            say(&format!("the configuration of node {:?} is fine", config.name))
         }),
         None => args.settings.read().and_then(serve),
     };
     match done {
         Ok(()) => ExitCode::SUCCESS,
-        Err(sentence) => {
-            eprintln!("gcache-node: {sentence}");
-            ExitCode::FAILURE
-        }
+        Err(sentence) => complain("gcache-node", &sentence, 1),
     }
 }
 
 /// Runs a node until it is told to stop.
 fn serve(config: NodeConfig) -> Result<(), String> {
-    let filter: Targets = config.log.level.parse().map_err(|e| {
-        format!("log.level is {:?}: {e}; allowed is error, warn, info, debug or trace", config.log.level)
-    })?;
+    let filter = config.log.filter()?;
     let layer = tracing_subscriber::fmt::layer().with_writer(std::io::stderr);
     if config.log.json {
         tracing_subscriber::registry().with(layer.json()).with(filter).init();

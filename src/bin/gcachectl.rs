@@ -1,6 +1,8 @@
 //! Looks at a GCache cluster: `docs/operations.md`.
 
 use clap::{Parser, Subcommand};
+use mimo_cache::member::read_text;
+use mimo_cache::node::auth::MAX_TOKEN_FILE_BYTES;
 use mimo_cache::node::ctl::{self, Cluster};
 use std::process::ExitCode;
 
@@ -63,20 +65,23 @@ enum Command {
 fn main() -> ExitCode {
     match run(Args::parse()) {
         Ok((text, fine)) => {
-            println!("{text}");
+            // Whoever reads only the status must not take it for well what could not be said.
+            if let Err(sentence) = ctl::say(&text) {
+                return ctl::complain("gcachectl", &sentence, 2);
+            }
             if fine { ExitCode::SUCCESS } else { ExitCode::FAILURE }
         }
-        Err(sentence) => {
-            eprintln!("gcachectl: {sentence}");
-            ExitCode::from(2)
-        }
+        Err(sentence) => ctl::complain("gcachectl", &sentence, 2),
     }
 }
 
 /// What to print, and whether all is well.
 fn run(args: Args) -> Result<(String, bool), String> {
-    let token = args.token_file.as_deref().map(std::fs::read_to_string).transpose();
-    let token = token.map_err(|e| format!("token file: {e}"))?.map(|t| t.trim().to_string());
+    let read = |path: &std::path::Path| {
+        let text = read_text(path, MAX_TOKEN_FILE_BYTES).map_err(|e| format!("token file {}: {e}", path.display()))?;
+        Ok::<_, String>(text.trim().to_string())
+    };
+    let token = args.token_file.as_deref().map(read).transpose()?;
     let runtime = tokio::runtime::Builder::new_multi_thread().enable_all().build().map_err(|e| e.to_string())?;
     runtime.block_on(async {
         let cluster = Cluster::new(&args.nodes, args.buckets, args.tenant, token, args.deadline)?;

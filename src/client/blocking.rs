@@ -3,19 +3,24 @@
 use super::config::ClientConfig;
 use super::connect::Sockets;
 use super::core::Core;
-use super::types::{Counted, GetItem, KeyRun, ObjectId, Presence, PutItem, Stored};
+use super::types::{Counted, GetItem, KeyRun, ObjectId, Presence, PutItem, Refusal, Stored};
 use super::{BreakerState, Metrics};
 use crate::error::{Error, Result};
 use crate::member::{Fixed, Member, Membership};
 use crate::rpc::v1::StatsReply;
 use std::future::Future;
 use std::path::Path;
+use std::pin::pin;
 use std::sync::Arc;
 use std::time::Duration;
 use tokio::runtime::{Builder, Runtime};
+use tokio::time::{Instant, MissedTickBehavior, interval_at};
 
 /// How often a file of nodes is looked at.
 pub const FILE_INTERVAL: Duration = Duration::from_secs(1);
+
+/// How often a call that waits asks whether it shall go on.
+pub const ASK_EVERY: Duration = Duration::from_millis(50);
 
 /// A client with a small runtime of its own. Any number of threads may call; each call's copying is done by the thread that
 /// waits for it. Every call takes the time it may last, by default [`ClientConfig::deadline`].
@@ -24,6 +29,7 @@ pub struct Client {
     /// `None` only while it is dropped.
     runtime: Option<Runtime>,
     process: u32,
+    interrupted: Option<fn() -> bool>,
 }
 
 impl Client {
@@ -62,7 +68,15 @@ impl Client {
             let _in = runtime.enter();
             Core::new(config, membership()?, Arc::new(Sockets))?
         };
-        Ok(Client { core, runtime: Some(runtime), process: std::process::id() })
+        Ok(Client { core, runtime: Some(runtime), process: std::process::id(), interrupted: None })
+    }
+
+    /// Has calls that wait ask, every [`ASK_EVERY`], whether they shall go on. One that shall not is cancelled, ends with
+    /// [`Error::Interrupted`], and leaves the caller's memory alone from then on.
+    #[must_use]
+    pub fn interrupted_by(mut self, asked: fn() -> bool) -> Client {
+        self.interrupted = Some(asked);
+        self
     }
 
     /// Whether this is the process that made the client: threads and connections do not survive a fork.
@@ -76,7 +90,10 @@ impl Client {
             return Err(Error::invalid("thread of a blocking call", "one of an asynchronous runtime", allowed));
         }
         match &self.runtime {
-            Some(runtime) if self.is_of_this_process() => Ok(runtime.block_on(future)),
+            Some(runtime) if self.is_of_this_process() => match self.interrupted {
+                None => Ok(runtime.block_on(future)),
+                Some(asked) => runtime.block_on(unless(asked, future)),
+            },
             _ => Err(Error::invalid(
                 "process of the call",
                 std::process::id(),
@@ -147,6 +164,12 @@ impl Client {
         self.core.cluster().nodes().iter().map(|n| (n.member.name.clone(), n.breaker())).collect()
     }
 
+    /// What nodes said that refused a call and have answered none since, by name.
+    pub fn refusals(&self) -> Vec<(String, Arc<Refusal>)> {
+        let cluster = self.core.cluster();
+        cluster.nodes().iter().filter_map(|n| Some((n.member.name.clone(), n.refusal()?))).collect()
+    }
+
     /// Why the list of nodes may be old; `None` while its source answers.
     pub fn membership_trouble(&self) -> Option<String> {
         self.core.view().trouble
@@ -155,6 +178,20 @@ impl Client {
     /// What the client counts.
     pub fn metrics(&self) -> &Metrics {
         self.core.metrics()
+    }
+}
+
+/// What `future` comes to, unless `asked` says first that it shall not go on; then it is dropped, and with it all its calls.
+async fn unless<T>(asked: fn() -> bool, future: impl Future<Output = T>) -> Result<T> {
+    let mut future = pin!(future);
+    let mut ticks = interval_at(Instant::now() + ASK_EVERY, ASK_EVERY);
+    ticks.set_missed_tick_behavior(MissedTickBehavior::Delay);
+    loop {
+        tokio::select! {
+            biased;
+            done = &mut future => return Ok(done),
+            _ = ticks.tick() => if asked() { return Err(Error::Interrupted) },
+        }
     }
 }
 

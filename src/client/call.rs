@@ -61,6 +61,9 @@ pub enum CallError {
     /// The deadline passed.
     #[error("the deadline passed")]
     Late,
+    /// There is no memory here for what is to be sent.
+    #[error("no memory for the bytes of a value")]
+    NoMemory,
     /// Not sent: the node failed a moment ago.
     #[error("the node failed a moment ago and is left alone")]
     LeftAlone,
@@ -85,7 +88,7 @@ impl CallError {
         match self {
             CallError::Connect(_) | CallError::Broken(_) | CallError::NotTaken(_) | CallError::Breach(_) => Blame::Node,
             CallError::Late => Blame::Time,
-            CallError::LeftAlone => Blame::Nothing,
+            CallError::LeftAlone | CallError::NoMemory => Blame::Nothing,
             CallError::Status { code, .. } => match *code {
                 code::DEADLINE_EXCEEDED => Blame::Time,
                 code::RESOURCE_EXHAUSTED => Blame::Load,
@@ -124,6 +127,7 @@ impl CallError {
     pub fn miss(&self) -> Miss {
         match self.blame() {
             _ if *self == CallError::LeftAlone => Miss::Refused,
+            _ if *self == CallError::NoMemory => Miss::NoMemory,
             Blame::Time => Miss::Late,
             Blame::Load => Miss::Overloaded,
             Blame::Node | Blame::Nothing => Miss::Unreachable,

@@ -2,7 +2,7 @@
 //! again.
 
 use super::copy::append_crc;
-use super::types::PutItem;
+use super::types::{NoMemory, PutItem};
 use crate::rpc::limits::CHUNK_BYTES;
 use bytes::Bytes;
 use std::sync::{Arc, Mutex};
@@ -15,10 +15,16 @@ const KEPT: usize = 16;
 pub struct Buffers(Arc<Mutex<Vec<Vec<u8>>>>);
 
 impl Buffers {
-    fn take(&self) -> Vec<u8> {
+    fn take(&self) -> Result<Vec<u8>, NoMemory> {
         let kept = self.0.lock().unwrap_or_else(|e| e.into_inner()).pop();
-        kept.unwrap_or_else(|| Vec::with_capacity(CHUNK_BYTES))
+        kept.map_or_else(|| with_room(CHUNK_BYTES), Ok)
     }
+}
+
+fn with_room(bytes: usize) -> Result<Vec<u8>, NoMemory> {
+    let mut buffer = Vec::new();
+    buffer.try_reserve_exact(bytes).map_err(|_| NoMemory)?;
+    Ok(buffer)
 }
 
 /// A buffer that goes back when the last reader of its bytes is done.
@@ -53,9 +59,12 @@ pub struct Copied(pub Vec<Chunk>);
 
 impl Copied {
     /// Copies the whole value.
-    pub fn new(item: &PutItem<'_>, buffers: &Buffers) -> Copied {
+    ///
+    /// # Errors
+    /// There is no memory for it.
+    pub fn new(item: &PutItem<'_>, buffers: &Buffers) -> Result<Copied, NoMemory> {
         let mut source = Source::new(item);
-        Copied(std::iter::from_fn(|| source.next(buffers)).collect())
+        std::iter::from_fn(|| source.next(buffers)).collect::<Result<_, _>>().map(Copied)
     }
 }
 
@@ -72,15 +81,16 @@ impl<'i, 'a> Source<'i, 'a> {
         Source { item, segment: 0, offset: 0 }
     }
 
-    /// The next chunk; `None` at the value's end.
-    pub fn next(&mut self, buffers: &Buffers) -> Option<Chunk> {
+    /// The next chunk, unless there is no memory for it; `None` at the value's end.
+    pub fn next(&mut self, buffers: &Buffers) -> Option<Result<Chunk, NoMemory>> {
         let left: usize = self.item.data.iter().skip(self.segment).map(|s| s.len()).sum::<usize>() - self.offset;
         if left == 0 {
             return None;
         }
         let size = left.min(CHUNK_BYTES);
         // Short values would hold a whole buffer each.
-        let mut bytes = if size < CHUNK_BYTES / 2 { Vec::with_capacity(size) } else { buffers.take() };
+        let room = if size < CHUNK_BYTES / 2 { with_room(size) } else { buffers.take() };
+        let Ok(mut bytes) = room else { return Some(Err(NoMemory)) };
         let mut crc = 0;
         while bytes.len() < size {
             let segment = self.item.data[self.segment];
@@ -91,7 +101,7 @@ impl<'i, 'a> Source<'i, 'a> {
                 (self.segment, self.offset) = (self.segment + 1, 0);
             }
         }
-        Some((Bytes::from_owner(Lent { bytes, home: buffers.clone() }), crc))
+        Some(Ok((Bytes::from_owner(Lent { bytes, home: buffers.clone() }), crc)))
     }
 }
 
@@ -111,13 +121,13 @@ mod tests {
         let item = PutItem { data, ..PutItem::new(id, &[]) };
         let buffers = Buffers::default();
         for _ in 0..2 {
-            let copied = Copied::new(&item, &buffers);
+            let copied = Copied::new(&item, &buffers).unwrap();
             assert_eq!(copied.0.iter().map(|c| c.0.len()).collect::<Vec<_>>(), [CHUNK_BYTES, CHUNK_BYTES, 777]);
             let joined: Vec<u8> = copied.0.iter().flat_map(|c| c.0.to_vec()).collect();
             assert!(joined == whole);
             assert!(copied.0.iter().all(|(bytes, crc)| crc32c::crc32c(bytes) == *crc));
         }
         assert_eq!(buffers.0.lock().unwrap().len(), 2, "the two whole buffers are used again");
-        assert!(Copied::new(&PutItem { data: smallvec![], ..item }, &buffers).0.is_empty());
+        assert!(Copied::new(&PutItem { data: smallvec![], ..item }, &buffers).unwrap().0.is_empty());
     }
 }

@@ -1,6 +1,6 @@
 //! gRPC to one node, over whatever [`super::Connect`] makes.
 
-use super::call::{Call, CallError};
+use super::call::{Call, CallError, code};
 use super::chunks::Buffers;
 use super::connect::Connect;
 use super::grpc::{Connection, Sealed};
@@ -9,6 +9,7 @@ use super::pool::{Greeting, Pool, PoolConfig};
 use super::put_stream::PutStream;
 use super::receive::Receive;
 use super::transport::{GetBatch, NodeInfo, Pending, PutBatch, Transport};
+use super::types::{Refusal, Stored};
 use crate::rpc::check::Checked;
 use crate::rpc::ids::pack;
 use crate::rpc::limits::VERSIONS;
@@ -57,6 +58,21 @@ impl Grpc {
             match connection.unary(method, &request, deadline).await {
                 Err(error) if self.repeats(&connection, &error, idempotent, &mut tries, deadline) => {}
                 other => return other,
+            }
+        }
+    }
+
+    /// Answers for the node what it would refuse whole, so that one value that is too long for it costs no other. The node names
+    /// an offer by its place in the call that it sees, which the caller never saw.
+    fn refuse_too_long(&self, batch: &mut PutBatch<'_, '_>) {
+        let Some(greeting) = self.pool.greeting() else { return };
+        let most = greeting.info.limits.value_bytes;
+        for (item, stored) in batch.items.iter().zip(&mut batch.stored) {
+            let length = item.head.length;
+            if length > most && stored.is_none() {
+                let sentence = format!("the value has {length} bytes, allowed is at most {most} on this node");
+                let node = self.pool.node().to_string();
+                *stored = Some(Stored::Failed(Arc::new(Refusal { node, code: code::INVALID_ARGUMENT, sentence })));
             }
         }
     }
@@ -125,6 +141,7 @@ impl Transport for Grpc {
             let mut tries = TRIES;
             loop {
                 let connection = self.pool.get().await?;
+                self.refuse_too_long(batch);
                 match PutStream::run(&connection, call, batch, &self.buffers).await {
                     // The first writer wins, so that a second try finds its own bytes at worst.
                     Err(error) if self.repeats(&connection, &error, true, &mut tries, call.deadline) => {}

@@ -29,12 +29,12 @@ counters! {
     get_bytes,
     /// Hits by the same-host path.
     fast_hits,
+    /// Values that changed while they were copied over the same-host path, and were asked for over gRPC.
+    fast_moved,
     /// Misses: the node has no such object.
     miss_absent,
     /// Misses: bytes did not match their CRC.
     miss_damaged,
-    /// Misses: the slot was reused during the copy.
-    miss_reused,
     /// Misses: no answer within the deadline.
     miss_late,
     /// Misses: no connection, or it broke.
@@ -47,6 +47,8 @@ counters! {
     miss_ramp,
     /// Misses: there is no node.
     miss_no_node,
+    /// Misses: there was no memory here for the bytes.
+    miss_no_memory,
     /// Values longer than their destination.
     too_long,
     /// Objects whose request a node refused.
@@ -138,13 +140,13 @@ impl Metrics {
         match miss {
             Miss::Absent => &self.miss_absent,
             Miss::Damaged => &self.miss_damaged,
-            Miss::Reused => &self.miss_reused,
             Miss::Late => &self.miss_late,
             Miss::Unreachable => &self.miss_unreachable,
             Miss::Refused => &self.miss_refused,
             Miss::Overloaded => &self.miss_overloaded,
             Miss::Ramp => &self.miss_ramp,
             Miss::NoNode => &self.miss_no_node,
+            Miss::NoMemory => &self.miss_no_memory,
         }
     }
 }

@@ -6,6 +6,7 @@ use super::config::ClientConfig;
 use super::metrics::Metrics;
 use super::ramp::Ramp;
 use super::transport::{NodeInfo, Pending, Transport};
+use super::types::Refusal;
 use crate::member::Member;
 use std::sync::{Arc, Mutex, MutexGuard};
 use std::time::Duration;
@@ -34,6 +35,8 @@ struct State {
     start_id: Option<u64>,
     /// It joined while the client was running, so that it may be empty.
     joined: bool,
+    /// What it said when it refused last, until it answers again.
+    refusal: Option<Arc<Refusal>>,
 }
 
 impl Node {
@@ -46,7 +49,7 @@ impl Node {
         joined: bool,
     ) -> Node {
         let (breaker, ramp) = (Breaker::new(config.breaker), Ramp::new(config.ramp));
-        let state = Mutex::new(State { breaker, ramp, start_id: None, joined });
+        let state = Mutex::new(State { breaker, ramp, start_id: None, joined, refusal: None });
         Node { member, transport, config, metrics, epoch: Instant::now(), state }
     }
 
@@ -66,6 +69,11 @@ impl Node {
     /// What its breaker is.
     pub fn breaker(&self) -> BreakerState {
         self.state().breaker.state()
+    }
+
+    /// What it said when it refused a call last; `None` once it has answered another.
+    pub fn refusal(&self) -> Option<Arc<Refusal>> {
+        self.state().refusal.clone()
     }
 
     /// Whether a call would be refused now.
@@ -111,6 +119,14 @@ impl Node {
         });
         if let Some(info) = self.transport.info() {
             self.learn(&info);
+        }
+        match &result {
+            Ok(_) => self.state().refusal = None,
+            Err(error) => {
+                if let Some(refusal) = error.refusal(&self.member.name) {
+                    self.state().refusal = Some(refusal);
+                }
+            }
         }
         result
     }

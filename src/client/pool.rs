@@ -62,6 +62,11 @@ impl Pool {
         }
     }
 
+    /// Name of the node.
+    pub fn node(&self) -> &str {
+        &self.config.member.name
+    }
+
     /// The least busy connection. Another one is opened in the background while all are busy.
     pub async fn get(self: &Arc<Self>) -> Result<Arc<Connection>, CallError> {
         if let Some(connection) = self.idlest() {

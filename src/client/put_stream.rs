@@ -4,7 +4,7 @@ use super::call::{Call, CallError};
 use super::chunks::{Buffers, Chunk, Source};
 use super::grpc::{Connection, Event, Sealed, Stream, opened};
 use super::transport::{self, PutBatch};
-use super::types::Stored;
+use super::types::{NoMemory, Stored};
 use crate::rpc::frame::{Carrier, PieceHead, put_head};
 use crate::rpc::ids::pack;
 use crate::rpc::limits::VERSIONS;
@@ -93,7 +93,7 @@ impl<'p, 'b, 'a> PutStream<'p, 'b, 'a> {
         let mut ended = false;
         loop {
             if self.rest.is_empty() {
-                self.prepare();
+                self.prepare()?;
             }
             let sends = !self.rest.is_empty();
             if !sends && self.unanswered == 0 && !ended {
@@ -127,21 +127,23 @@ impl<'p, 'b, 'a> PutStream<'p, 'b, 'a> {
     }
 
     /// Makes the next message, if there is something to send.
-    fn prepare(&mut self) {
+    fn prepare(&mut self) -> Result<(), CallError> {
         loop {
             if self.sending.is_none() {
-                let Some(index) = self.wanted.pop_front() else { return };
+                let Some(index) = self.wanted.pop_front() else { return Ok(()) };
                 let chunks = match self.batch.items[self.offered[index]].bytes {
                     transport::Bytes::Copied(copied) => Chunks::Copied(copied.0.iter()),
                     transport::Bytes::There(item) => Chunks::Source(Source::new(item)),
                 };
                 self.sending = Some(Sending { index, offset: 0, chunks });
             }
-            let Some(sending) = &mut self.sending else { return };
+            let Some(sending) = &mut self.sending else { return Ok(()) };
             // A value is sent to its end even if its answer came early: the node reads it and throws it away.
             let next = match &mut sending.chunks {
                 Chunks::Copied(chunks) => chunks.next().cloned(),
-                Chunks::Source(source) => source.next(self.buffers),
+                Chunks::Source(source) => {
+                    source.next(self.buffers).transpose().map_err(|NoMemory| CallError::NoMemory)?
+                }
             };
             match next {
                 Some((data, crc)) => {
@@ -152,7 +154,7 @@ impl<'p, 'b, 'a> PutStream<'p, 'b, 'a> {
                     self.rest.push_back(message.freeze());
                     sending.offset += data.len() as u64;
                     self.rest.push_back(data);
-                    return;
+                    return Ok(());
                 }
                 None => self.sending = None,
             }

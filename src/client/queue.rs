@@ -8,7 +8,7 @@ use super::config::ClientConfig;
 use super::metrics::Metrics;
 use super::node::Node;
 use super::transport::{Bytes, Outgoing, PutHead};
-use super::types::{Miss, PutItem, Stored};
+use super::types::{Miss, NoMemory, PutItem, Stored};
 use super::writes::put_slice;
 use std::collections::HashMap;
 use std::sync::atomic::Ordering;
@@ -78,9 +78,15 @@ impl Queue {
             *bytes += cost;
             self.shared.metrics.queue_bytes.store(*bytes as u64, Ordering::Relaxed);
         }
-        let copied = Copied::new(item, &self.buffers);
-        let head = PutHead::new(item, bucket);
-        let waiting = Waiting { head, copied, since: Instant::now(), cost, shared: self.shared.clone() };
+        let (head, copied, since) = (PutHead::new(item, bucket), Copied::default(), Instant::now());
+        let mut waiting = Waiting { head, copied, since, cost, shared: self.shared.clone() };
+        waiting.copied = match Copied::new(item, &self.buffers) {
+            Ok(copied) => copied,
+            Err(NoMemory) => {
+                self.shared.metrics.stored(&Stored::Dropped(Miss::NoMemory), 0);
+                return false;
+            }
+        };
         // The other end lives as long as the node.
         let _ = self.sender(node).send(waiting);
         true

@@ -19,34 +19,43 @@ use tokio::time::Instant;
 /// A run, its bucket, and which of its keys: from one up to another.
 type Part = (usize, u32, usize, usize);
 
+/// What `exists` has found so far.
+struct Found {
+    presence: Presence,
+    /// Of each run, the index of its first key over all runs.
+    starts: Vec<usize>,
+    /// Of each key, whether it was refused; `None` before anything was heard.
+    refused: Vec<Option<bool>>,
+}
+
 impl Core {
     /// Which parts of each key are there. `want`: a key that lacks any of these parts at its owner is also asked of the owner
     /// before. `lease_ms` keeps what is reported, within the nodes' limits.
     pub async fn exists(&self, runs: &[KeyRun<'_>], want: u64, lease_ms: u32, deadline: Instant) -> Presence {
         let keys = runs.iter().map(|r| r.keys.len()).sum();
-        let mut presence = Presence {
+        let presence = Presence {
             masks: vec![0; keys],
             leased: vec![0; runs.len()],
             unanswered: vec![None; runs.len()],
-            refused: None,
+            ..Presence::default()
         };
+        let mut found = Found { presence, starts: Vec::with_capacity(runs.len()), refused: vec![None; keys] };
         let cluster = self.cluster();
-        let mut starts = Vec::with_capacity(runs.len());
         let mut start = 0;
         let (mut first, mut second) = (Groups::new(), Groups::new());
         for (i, run) in runs.iter().enumerate() {
-            starts.push(start);
+            found.starts.push(start);
             start += run.keys.len();
             let route = cluster.route(&run.extent);
             match first_asked(&route) {
                 Ok(node) if !run.keys.is_empty() => first.add(node, i, route.bucket),
                 Ok(_) => {}
-                Err(miss) => presence.unanswered[i] = Some(miss),
+                Err(miss) => found.presence.unanswered[i] = Some(miss),
             }
         }
-        self.exists_round(runs, &starts, first, lease_ms, deadline, &mut presence).await;
+        self.exists_round(runs, first, lease_ms, deadline, &mut found).await;
         for (i, run) in runs.iter().enumerate() {
-            let masks = &presence.masks[starts[i]..starts[i] + run.keys.len()];
+            let masks = &found.presence.masks[found.starts[i]..found.starts[i] + run.keys.len()];
             let route = cluster.route(&run.extent);
             // A run that was held back has asked the owner before already.
             if let (Some(before), false) = (route.before, route.held_back || route.now.is_none())
@@ -55,7 +64,9 @@ impl Core {
                 second.add(before, i, route.bucket);
             }
         }
-        self.exists_round(runs, &starts, second, lease_ms, deadline, &mut presence).await;
+        self.exists_round(runs, second, lease_ms, deadline, &mut found).await;
+        let Found { mut presence, refused, .. } = found;
+        presence.all_refused = keys > 0 && refused.into_iter().all(|key| key == Some(true));
         Metrics::add(&self.metrics.exists_keys, keys as u64);
         Metrics::add(&self.metrics.exists_found, presence.masks.iter().filter(|m| **m != 0).count() as u64);
         presence
@@ -64,12 +75,12 @@ impl Core {
     async fn exists_round(
         &self,
         runs: &[KeyRun<'_>],
-        starts: &[usize],
         groups: Groups<'_>,
         lease_ms: u32,
         deadline: Instant,
-        presence: &mut Presence,
+        found: &mut Found,
     ) {
+        let Found { presence, starts, refused } = found;
         let mut answers = FuturesUnordered::new();
         for (node, share) in groups.into_nodes() {
             // Parts of runs, so that one call never has more keys than the node takes.
@@ -83,9 +94,9 @@ impl Core {
             }
         }
         while let Some((node, part, answer)) = answers.next().await {
-            if let Err(error) = &answer {
-                presence.refused = error.refusal(&node.member.name).or(presence.refused.take());
-            }
+            let refusal = answer.as_ref().err().and_then(|error| error.refusal(&node.member.name));
+            let is_refusal = refusal.is_some();
+            presence.refused.extend(refusal.filter(|r| presence.refused.iter().all(|known| known.node != r.node)));
             let (masks, mut leased) = match &answer {
                 Ok(reply) => (&reply.masks[..], reply.leased_keys as usize),
                 Err(_) => (&[][..], 0),
@@ -95,7 +106,12 @@ impl Core {
                 if let Err(error) = &answer {
                     presence.unanswered[run] = Some(error.miss());
                 }
-                for (mask, found) in presence.masks[starts[run] + from..starts[run] + to].iter_mut().zip(&mut masks) {
+                let keys = starts[run] + from..starts[run] + to;
+                for key in &mut refused[keys.clone()] {
+                    // An answer counts, whoever else refuses: the owner, or the one before.
+                    *key = if answer.is_ok() { Some(false) } else { key.or(Some(is_refusal)) };
+                }
+                for (mask, found) in presence.masks[keys].iter_mut().zip(&mut masks) {
                     *mask |= found;
                 }
                 let here = leased.min(to - from);
@@ -155,8 +171,7 @@ impl Core {
         self.get_round(items, first, deadline).await;
         let mut second = Groups::new();
         for (i, item) in items.iter().enumerate() {
-            let missed =
-                matches!(item.got, Got::Miss(miss) if !matches!(miss, Miss::Damaged | Miss::Ramp | Miss::NoNode));
+            let missed = matches!(item.got, Got::Miss(miss) if !matches!(miss, Miss::Damaged | Miss::Ramp | Miss::NoNode | Miss::NoMemory));
             let route = cluster.route(&item.id.extent);
             if let (true, Some(before), false) = (missed, route.before, route.held_back || route.now.is_none()) {
                 second.add(before, i, route.bucket);
@@ -199,11 +214,12 @@ impl Core {
         let bytes = slice.iter().map(|(item, _)| item.into.expected()).sum();
         let got = vec![None; slice.len()];
         let (items, buckets) = slice.into_iter().unzip();
-        let mut batch = GetBatch { items, buckets, got, damaged: Vec::new(), fast_hits: 0 };
+        let mut batch = GetBatch { items, buckets, got, damaged: Vec::new(), fast_hits: 0, fast_moved: 0 };
         let call = Call { tenant: self.config.tenant, deadline };
         let result = node.call(bytes, deadline, false, node.transport.get(call, &mut batch)).await;
         let rest = result.err().map_or(Got::Miss(Miss::Unreachable), |error| error.got(&node.member.name));
         Metrics::add(&self.metrics.fast_hits, batch.fast_hits);
+        Metrics::add(&self.metrics.fast_moved, batch.fast_moved);
         if !batch.damaged.is_empty() {
             self.report(node, &batch);
         }

@@ -1,7 +1,7 @@
 //! Puts the pieces of one `Get` into the destinations of its objects, and checks what the protocol promises of them.
 
 use super::transport::GetBatch;
-use super::types::{Destination, Fill, GetItem, Got, Miss};
+use super::types::{Destination, Fill, GetItem, Got, Miss, NoMemory};
 use crate::rpc::frame::PieceHead;
 use crate::rpc::limits::{CHUNK_BYTES, MAX_PIECE_BYTES, MAX_VALUE_BYTES};
 use crate::rpc::pieces::Pieces;
@@ -32,6 +32,8 @@ struct Current {
     fill: Fill,
     too_long: bool,
     damaged: bool,
+    /// There was no memory for its bytes.
+    short: bool,
 }
 
 impl<'r, 'b, 'a> Receive<'r, 'b, 'a> {
@@ -82,7 +84,7 @@ impl<'r, 'b, 'a> Receive<'r, 'b, 'a> {
             value.clear();
         }
         let PieceHead { index, length, layout, .. } = *head;
-        Ok(Current { index, position, length, layout, fill: Fill::default(), too_long, damaged: false })
+        Ok(Current { index, position, length, layout, fill: Fill::default(), too_long, damaged: false, short: false })
     }
 }
 
@@ -115,16 +117,20 @@ impl Pieces for Receive<'_, '_, '_> {
 
     fn data(&mut self, bytes: &[u8]) {
         let Some(current) = &mut self.current else { return };
-        if current.too_long || current.damaged {
+        if current.too_long || current.damaged || current.short {
             current.fill.at += bytes.len() as u64;
-        } else {
-            current.fill.push(&mut self.items[current.position].into, bytes);
+            return;
+        }
+        let into = &mut self.items[current.position].into;
+        if let (Err(NoMemory), Destination::Grow(value)) = (current.fill.push(into, bytes), into) {
+            current.short = true;
+            *value = Vec::new();
         }
     }
 
     fn end(&mut self) -> Result<(), Breach> {
         let Some(current) = &mut self.current else { return Ok(()) };
-        let copied = !current.too_long && !current.damaged;
+        let copied = !(current.too_long || current.damaged || current.short);
         if copied && self.piece.crc32c.is_some_and(|crc| crc != current.fill.crc) {
             current.damaged = true;
             self.damaged.push(current.position);
@@ -133,9 +139,10 @@ impl Pieces for Receive<'_, '_, '_> {
             return Ok(());
         }
         let (position, length, layout) = (current.position, current.length, current.layout);
-        let got = match (current.too_long, current.damaged) {
-            (true, _) => Got::TooLong { length },
-            (_, true) => Got::Miss(Miss::Damaged),
+        let got = match current {
+            Current { too_long: true, .. } => Got::TooLong { length },
+            Current { damaged: true, .. } => Got::Miss(Miss::Damaged),
+            Current { short: true, .. } => Got::Miss(Miss::NoMemory),
             _ => Got::Hit { length, layout },
         };
         self.settle(position, got);

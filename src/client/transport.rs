@@ -36,6 +36,8 @@ pub struct GetBatch<'b, 'a> {
     pub damaged: Vec<usize>,
     /// Hits that came by the same-host path.
     pub fast_hits: u64,
+    /// How many changed while they were copied over it.
+    pub fast_moved: u64,
 }
 
 impl GetBatch<'_, '_> {

@@ -34,8 +34,6 @@ pub enum Miss {
     Absent,
     /// The bytes did not match their CRC32C, at the node or here; the node drops them.
     Damaged,
-    /// The slot was given to another value while it was copied.
-    Reused,
     /// The node did not answer within the deadline.
     Late,
     /// The node is down: no connection, or it broke.
@@ -48,6 +46,8 @@ pub enum Miss {
     Ramp,
     /// There is no node.
     NoNode,
+    /// This process has no memory for its bytes.
+    NoMemory,
 }
 
 /// What a node says to a request that it refuses for what it asks.
@@ -203,8 +203,10 @@ pub struct Presence {
     pub leased: Vec<u32>,
     /// For each run, why its node was not asked or did not answer.
     pub unanswered: Vec<Option<Miss>>,
-    /// What a node said that refused its part of the request.
-    pub refused: Option<Arc<Refusal>>,
+    /// What nodes said that refused their part of the request: one of each.
+    pub refused: Vec<Arc<Refusal>>,
+    /// Every key was refused, and there was one.
+    pub all_refused: bool,
 }
 
 /// Answer of `touch`, `delete` and `verify`.
@@ -216,8 +218,10 @@ pub struct Counted {
     pub dropped: u64,
     /// Nodes that did not answer, by name.
     pub unanswered: Vec<String>,
-    /// What a node said that refused its part of the request.
-    pub refused: Option<Arc<Refusal>>,
+    /// What nodes said that refused their part of the request: one of each, by name.
+    pub refused: Vec<Arc<Refusal>>,
+    /// Every object was refused, and there was one.
+    pub all_refused: bool,
 }
 
 /// Refuses an object whose part is out of range.
@@ -226,6 +230,15 @@ pub(super) fn check_part(part: u8) -> crate::error::Result<()> {
         return Err(crate::error::Error::invalid("part", part, format!("0 to {}", PARTS - 1)));
     }
     Ok(())
+}
+
+/// There is no memory for bytes whose number the other side, or the caller, has named.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct NoMemory;
+
+/// Makes room for `more` bytes behind `value`: doubled, or just so much where that cannot be had.
+pub fn make_room(value: &mut Vec<u8>, more: usize) -> std::result::Result<(), NoMemory> {
+    value.try_reserve(more).or_else(|_| value.try_reserve_exact(more)).map_err(|_| NoMemory)
 }
 
 /// Copies a value's bytes one piece after the other into its destination, with the CRC32C of each chunk.
@@ -241,13 +254,17 @@ pub(super) struct Fill {
 
 impl Fill {
     /// The next bytes. What lies beyond the room is counted, not copied; the caller has refused such a value.
-    pub fn push(&mut self, into: &mut Destination<'_>, mut bytes: &[u8]) {
+    ///
+    /// # Errors
+    /// There is no memory for them; they are counted.
+    pub fn push(&mut self, into: &mut Destination<'_>, mut bytes: &[u8]) -> std::result::Result<(), NoMemory> {
         if self.at.is_multiple_of(CHUNK_BYTES as u64) {
             self.crc = 0;
         }
         self.at += bytes.len() as u64;
         match into {
             Destination::Grow(value) => {
+                make_room(value, bytes.len())?;
                 self.crc = append_crc(value, bytes, self.crc);
             }
             Destination::Segments(segments) => {
@@ -263,5 +280,6 @@ impl Fill {
                 }
             }
         }
+        Ok(())
     }
 }

@@ -147,17 +147,22 @@ impl Core {
                 (sum, None)
             })
             .collect();
+        let mut answered = false;
         while let Some(((count, dropped), failed)) = nodes.next().await {
             counted.count += count;
             counted.dropped += dropped;
-            if let Some((node, error)) = failed {
-                match error.refusal(&node.member.name) {
-                    Some(refused) => counted.refused = Some(refused),
-                    None => counted.unanswered.push(node.member.name.clone()),
-                }
+            let Some((node, error)) = failed else {
+                answered = true;
+                continue;
+            };
+            match error.refusal(&node.member.name) {
+                Some(refused) => counted.refused.push(refused),
+                None => counted.unanswered.push(node.member.name.clone()),
             }
         }
         counted.unanswered.sort();
+        counted.refused.sort_by(|a, b| a.node.cmp(&b.node));
+        counted.all_refused = !(answered || counted.refused.is_empty()) && counted.unanswered.is_empty();
         Ok(counted)
     }
 

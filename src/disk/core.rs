@@ -13,7 +13,7 @@ use super::index::{Index, Record};
 use super::layout::{CHECKPOINT_PARTS, blocks_of};
 use super::segment::{Item, PHASES, Phase, Segment, SegmentId, Written};
 use super::stats::DiskTotals;
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 
 /// What to call when the lock is released.
 pub type Later = Vec<Box<dyn FnOnce() + Send>>;
@@ -50,8 +50,12 @@ pub struct Core {
     pub(super) index: Index,
     /// None where a segment's file was removed.
     pub(super) segments: Vec<Option<Segment>>,
-    /// How many are in each phase.
-    pub(super) phases: [usize; PHASES],
+    /// Which ones are in each phase, so that the few of interest are found among many.
+    pub(super) phases: [BTreeSet<SegmentId>; PHASES],
+    /// Numbers in their names.
+    pub(super) numbers: BTreeSet<u32>,
+    /// Bytes of their files.
+    pub(super) file_bytes: u64,
     pub(super) streams: [Option<SegmentId>; STREAMS],
     pub(super) pending: HashMap<(u64, u8), Pending>,
     pub(super) tickets: BTreeMap<u64, Ticket>,
@@ -89,7 +93,9 @@ impl Core {
             directory,
             index: Index::new(),
             segments: Vec::new(),
-            phases: [0; PHASES],
+            phases: Default::default(),
+            numbers: BTreeSet::new(),
+            file_bytes: 0,
             streams: [None; STREAMS],
             pending: HashMap::new(),
             tickets: BTreeMap::new(),
@@ -125,37 +131,53 @@ impl Core {
         self.segments.iter().enumerate().filter_map(|(n, s)| s.as_ref().map(|s| (n as SegmentId, s)))
     }
 
-    /// Segments in a phase.
+    /// Segments in a phase, by their place in the table.
+    pub fn in_phase(&self, phase: Phase) -> impl Iterator<Item = (SegmentId, &Segment)> {
+        self.phases[phase as usize].iter().map(|&id| (id, self.segment(id)))
+    }
+
+    /// How many are in a phase.
     pub fn count(&self, phase: Phase) -> usize {
-        self.phases[phase as usize]
+        self.phases[phase as usize].len()
     }
 
     /// Something else is done with a segment from now on.
     pub fn set_phase(&mut self, id: SegmentId, phase: Phase) {
         let before = std::mem::replace(&mut self.segment_mut(id).phase, phase);
-        self.phases[before as usize] -= 1;
-        self.phases[phase as usize] += 1;
+        self.phases[before as usize].remove(&id);
+        self.phases[phase as usize].insert(id);
     }
 
     /// Takes a segment out of the table; its objects must be gone.
     pub fn take_segment(&mut self, id: SegmentId) -> Option<Segment> {
         let segment = self.segments[id as usize].take()?;
-        self.phases[segment.phase as usize] -= 1;
+        self.phases[segment.phase as usize].remove(&id);
+        self.numbers.remove(&segment.number);
+        self.file_bytes -= segment.bytes();
         Some(segment)
     }
 
     /// Enters a segment into the table.
     pub fn add_segment(&mut self, segment: Segment) -> SegmentId {
-        self.phases[segment.phase as usize] += 1;
-        match self.segments.iter().position(Option::is_none) {
-            Some(at) => {
-                self.segments[at] = Some(segment);
-                at as SegmentId
-            }
-            None => {
-                self.segments.push(Some(segment));
-                (self.segments.len() - 1) as SegmentId
-            }
+        let gap = self.numbers.len() < self.segments.len();
+        self.numbers.insert(segment.number);
+        self.file_bytes += segment.bytes();
+        let phase = segment.phase;
+        let at = gap.then(|| self.segments.iter().position(Option::is_none)).flatten().unwrap_or(self.segments.len());
+        if at == self.segments.len() {
+            self.segments.push(None);
+        }
+        self.segments[at] = Some(segment);
+        self.phases[phase as usize].insert(at as SegmentId);
+        at as SegmentId
+    }
+
+    /// A number that no segment has.
+    pub fn unused_number(&self) -> u32 {
+        match self.numbers.last() {
+            // No gap, as long as no segment was removed or set aside.
+            Some(&last) if last as usize + 1 == self.numbers.len() => last + 1,
+            _ => (0..).find(|n| !self.numbers.contains(n)).unwrap_or(u32::MAX),
         }
     }
 
@@ -163,11 +185,6 @@ impl Core {
     pub fn next_generation(&mut self) -> u64 {
         self.counter += 1;
         u64::from(self.epoch) << 32 | u64::from(self.counter)
-    }
-
-    /// Bytes of all segment files.
-    pub fn file_bytes(&self) -> u64 {
-        self.each().map(|(_, s)| s.bytes()).sum()
     }
 
     /// Nothing is written from now on.

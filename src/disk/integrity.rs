@@ -5,7 +5,7 @@ use super::error::DiskError;
 use super::layout::{is_marked, mark_blocks};
 use super::segment::{PHASES, Phase, SegmentId, file_name};
 use super::shared::Shared;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 impl Shared {
@@ -14,7 +14,7 @@ impl Shared {
         let sealed = {
             let core = self.lock()?;
             core.check().map_err(DiskError::Integrity)?;
-            let sealed = core.each().filter(|(_, s)| s.phase == Phase::Sealed);
+            let sealed = core.in_phase(Phase::Sealed);
             sealed.map(|(id, s)| (id, s.file, s.generation, s.blocks)).collect::<Vec<_>>()
         };
         for (id, file, generation, blocks) in sealed {
@@ -100,10 +100,20 @@ impl Core {
                 self.pending.len()
             ));
         }
-        let mut phases = [0; PHASES];
-        self.each().for_each(|(_, s)| phases[s.phase as usize] += 1);
+        let mut phases: [BTreeSet<SegmentId>; PHASES] = Default::default();
+        for (id, s) in self.each() {
+            phases[s.phase as usize].insert(id);
+        }
         if phases != self.phases {
-            return Err(format!("segments by phase are {phases:?}, counted {:?}", self.phases));
+            return Err(format!("segments by phase are {phases:?}, noted {:?}", self.phases));
+        }
+        let numbers: BTreeSet<u32> = self.each().map(|(_, s)| s.number).collect();
+        let bytes: u64 = self.each().map(|(_, s)| s.bytes()).sum();
+        if (&numbers, bytes) != (&self.numbers, self.file_bytes) {
+            return Err(format!(
+                "{bytes} bytes of segments {numbers:?}, noted {} of {:?}",
+                self.file_bytes, self.numbers
+            ));
         }
         let waiting: usize = self.tickets.values().map(|t| t.waiting).sum();
         let doomed: usize =

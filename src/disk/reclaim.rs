@@ -69,7 +69,7 @@ impl Shared {
             Err(e) if e.raw_os_error() == Some(libc::ENOSPC) || e.raw_os_error() == Some(libc::EDQUOT) => {
                 let done = self.with(|core, _| {
                     core.no_space = true;
-                    if core.each().count() < DiskConfig::FEWEST_SEGMENTS as usize {
+                    if core.numbers.len() < DiskConfig::FEWEST_SEGMENTS as usize {
                         core.become_read_only(&format!("there is no space for the fewest segments: {e}"));
                     }
                 });
@@ -244,13 +244,13 @@ impl Core {
         }
         let segment = u64::from(self.config.segment_bytes);
         let (free, spare) = (self.count(Phase::Free), self.config.spare_segments());
-        let excess = self.file_bytes() > self.config.capacity_bytes;
-        let strange = self.each().find(|(_, s)| s.phase == Phase::Free && s.bytes() != segment);
-        let fits = self.file_bytes() + segment <= self.config.capacity_bytes && !self.no_space;
+        let excess = self.file_bytes > self.config.capacity_bytes;
+        let strange = self.in_phase(Phase::Free).find(|(_, s)| s.bytes() != segment);
+        let fits = self.file_bytes + segment <= self.config.capacity_bytes && !self.no_space;
         if let Some((id, _)) = strange.filter(|_| free > 1 || fits || excess) {
             return Next::Remove(id);
         }
-        let any_free = self.each().find(|(_, s)| s.phase == Phase::Free);
+        let any_free = self.in_phase(Phase::Free).next();
         match any_free {
             Some((id, _)) if excess && free > spare => return Next::Remove(id),
             _ if free >= spare && !excess => return Next::Nothing,
@@ -275,15 +275,15 @@ impl Core {
     }
 
     fn victim(&self, least: bool) -> Option<SegmentId> {
-        let mut sealed: Vec<(u64, SegmentId, u64)> = self
-            .each()
-            .filter(|(_, s)| s.phase == Phase::Sealed)
-            .map(|(id, s)| (s.generation, id, s.live_blocks))
-            .collect();
-        sealed.sort_unstable();
-        let empty = sealed.iter().find(|s| s.2 == 0);
+        let of = |(id, s): (SegmentId, &Segment)| (s.generation, id, s.live_blocks);
+        let mut sealed: Vec<(u64, SegmentId, u64)> = self.in_phase(Phase::Sealed).map(of).collect();
+        if sealed.len() > OLDEST {
+            // The oldest first, the others in any order.
+            sealed.select_nth_unstable(OLDEST - 1);
+        }
+        let empty = sealed.iter().filter(|s| s.2 == 0).min();
         let among = if least { &sealed[..] } else { &sealed[..sealed.len().min(OLDEST)] };
-        empty.or_else(|| among.iter().min_by_key(|s| s.2)).map(|s| s.1)
+        empty.or_else(|| among.iter().min_by_key(|s| (s.2, s.0))).map(|s| s.1)
     }
 
     /// Drops all objects of a segment; linear in all objects where there are any.
@@ -296,11 +296,5 @@ impl Core {
             self.drop_object(hash, part);
             self.totals.evicted += 1;
         }
-    }
-
-    /// A number that no segment has.
-    pub(super) fn unused_number(&self) -> u32 {
-        let taken: std::collections::BTreeSet<u32> = self.each().map(|(_, s)| s.number).collect();
-        (0..).find(|n| !taken.contains(n)).unwrap_or(u32::MAX)
     }
 }

@@ -22,7 +22,7 @@ impl Shared {
                     core.set_phase(open, Phase::Sealing);
                 }
             }
-            let sealing = core.each().filter(|(_, s)| s.phase == Phase::Sealing);
+            let sealing = core.in_phase(Phase::Sealing);
             let segments: Vec<_> = sealing.map(|(id, s)| (id, s.generation)).collect();
             if let Some(done) = done.take() {
                 core.seal_waiters.push(SealWaiter { segments, done });
@@ -41,7 +41,7 @@ impl Shared {
             if core.state.writable().is_err() {
                 return None;
             }
-            let (id, _) = core.each().find(|(_, s)| s.phase == Phase::Sealing && s.is_settled())?;
+            let (id, _) = core.in_phase(Phase::Sealing).find(|(_, s)| s.is_settled())?;
             let segment = core.segment(id);
             let listed = segment.writing.as_ref().map_or(Vec::new(), |w| w.listed.clone());
             Some((id, segment.file, segment.generation, segment.blocks, listed))

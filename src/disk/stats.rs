@@ -98,6 +98,8 @@ pub struct DiskStats {
     pub write_bytes_in_flight: u64,
     /// Reads in flight.
     pub reads_in_flight: u64,
+    /// The file system had no space for another segment: the files there are must do, whatever the capacity.
+    pub no_space: bool,
     /// Whether direct I/O is used.
     pub direct: bool,
     /// What has happened.
@@ -117,6 +119,7 @@ impl DiskStats {
         self.index_bytes += other.index_bytes;
         self.write_bytes_in_flight += other.write_bytes_in_flight;
         self.reads_in_flight += other.reads_in_flight;
+        self.no_space |= other.no_space;
         self.direct &= other.direct;
         self.totals.add(&other.totals);
     }

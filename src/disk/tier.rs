@@ -189,6 +189,11 @@ impl Disk {
         self.shared().ring();
     }
 
+    /// Path of the directory, for messages.
+    pub fn path(&self) -> String {
+        self.shared().io.device.path()
+    }
+
     /// What the tier can do, and why not more.
     pub fn state(&self) -> State {
         self.shared().lock().map_or_else(|e| State::Offline(e.to_string()), |core| core.state.clone())
@@ -204,15 +209,16 @@ impl Disk {
         let (free, sealed) = (core.count(Phase::Free) as u64, core.count(Phase::Sealed) as u64);
         DiskStats {
             capacity_bytes: core.config.capacity_bytes,
-            file_bytes: core.file_bytes(),
+            file_bytes: core.file_bytes,
             objects,
             block_bytes,
             free_segments: free,
             sealed_segments: sealed,
-            open_segments: core.each().count() as u64 - free - sealed,
+            open_segments: core.numbers.len() as u64 - free - sealed,
             index_bytes: core.index.bytes() + core.each().map(|(_, s)| s.marks.capacity() as u64).sum::<u64>(),
             write_bytes_in_flight: core.write_bytes,
             reads_in_flight: core.reads as u64,
+            no_space: core.no_space,
             direct: io.device.direct(),
             totals,
         }

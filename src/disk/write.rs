@@ -326,7 +326,7 @@ impl Core {
     }
 
     fn find_free(&self, blocks: u32) -> Option<SegmentId> {
-        let found = self.each().find(|(_, s)| s.phase == Phase::Free && fits(s.blocks, s.data_at(), 1, 1 + blocks));
+        let found = self.in_phase(Phase::Free).find(|(_, s)| fits(s.blocks, s.data_at(), 1, 1 + blocks));
         found.map(|(id, _)| id)
     }
 }

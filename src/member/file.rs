@@ -8,10 +8,9 @@
 //! ```
 
 use super::list::{Address, Member, NodeList};
+use super::text::read_text;
 use crate::error::{Error, Result};
 use serde::Deserialize;
-use std::fs::File;
-use std::io::Read;
 use std::path::Path;
 
 /// Longest file that is read: 4,096 nodes with several long addresses.
@@ -63,14 +62,18 @@ pub fn parse(text: &str, epoch: u64) -> Result<NodeList> {
 /// A file's text.
 ///
 /// # Errors
-/// The system's, or a file longer than [`MAX_FILE_BYTES`] or not UTF-8.
+/// What [`read_text`] refuses, with the file's name.
 pub(super) fn read(path: &Path) -> Result<String> {
-    let fail = |message: String| Error::Io { path: path.display().to_string(), message };
-    let file = File::open(path).map_err(|e| fail(e.to_string()))?;
-    let mut bytes = Vec::new();
-    file.take(MAX_FILE_BYTES + 1).read_to_end(&mut bytes).map_err(|e| fail(e.to_string()))?;
-    if bytes.len() as u64 > MAX_FILE_BYTES {
-        return Err(fail(format!("longer than {MAX_FILE_BYTES} bytes")));
-    }
-    String::from_utf8(bytes).map_err(|e| fail(format!("not UTF-8 at byte {}", e.utf8_error().valid_up_to())))
+    read_text(path, MAX_FILE_BYTES).map_err(|message| Error::Io { path: path.display().to_string(), message })
+}
+
+/// [`parse`] of the text of the file at `path`.
+///
+/// # Errors
+/// As there, with the file's name.
+pub(super) fn parse_file(path: &Path, text: &str, epoch: u64) -> Result<NodeList> {
+    parse(text, epoch).map_err(|error| {
+        let words = if let Error::Config(words) = error { words } else { error.to_string() };
+        Error::Config(format!("{}: {words}", path.display()))
+    })
 }

@@ -1,6 +1,6 @@
 //! Membership without a service: a list given once, or a file that is read again when it changes.
 
-use super::file::{parse, read};
+use super::file::{parse_file, read};
 use super::list::{Member, NodeList};
 use super::{Membership, View};
 use crate::error::Result;
@@ -77,7 +77,7 @@ struct Source {
 impl Source {
     fn open(path: &Path) -> Result<Source> {
         let text = read(path)?;
-        let list = Arc::new(parse(&text, 1)?);
+        let list = Arc::new(parse_file(path, &text, 1)?);
         Ok(Source { path: path.to_path_buf(), text, view: View { list, trouble: None } })
     }
 
@@ -91,7 +91,7 @@ impl Source {
         let epoch = self.view.list.epoch() + 1;
         let read = match read(&self.path) {
             Ok(text) if text == self.text => Ok(None),
-            Ok(text) => parse(&text, epoch).map(|list| Some((text, list))),
+            Ok(text) => parse_file(&self.path, &text, epoch).map(|list| Some((text, list))),
             Err(error) => Err(error),
         };
         match read {
@@ -106,7 +106,7 @@ impl Source {
                 differs || recovered
             }
             Err(error) => {
-                let words = format!("{}: {error}; the list of epoch {} stays", self.path.display(), epoch - 1);
+                let words = format!("{error}; the list of epoch {} stays", epoch - 1);
                 let changed = self.view.trouble.as_ref() != Some(&words);
                 self.view.trouble = Some(words);
                 changed
@@ -133,6 +133,11 @@ mod tests {
     fn a_broken_file_keeps_the_last_good_list_and_says_so() {
         let folder = folder("broken");
         let path = folder.join("nodes.toml");
+        for broken in ["", "[[node]]\nname = ", "[[node]]\nname = \"a\"\naddresses = [\"x\"]"] {
+            std::fs::write(&path, broken).unwrap();
+            let error = Source::open(&path).unwrap_err().to_string();
+            assert_eq!(error.matches("nodes.toml: ").count(), 1, "{error}");
+        }
         std::fs::write(&path, ONE).unwrap();
         let mut source = Source::open(&path).unwrap();
         assert_eq!((source.view.list.epoch(), source.look()), (1, false));
@@ -141,7 +146,9 @@ mod tests {
             std::fs::write(&path, broken).unwrap();
             assert!(source.look(), "{broken}");
             assert!(!source.look(), "told once");
-            assert!(source.view.trouble.as_ref().unwrap().contains("the list of epoch 1 stays"));
+            let trouble = source.view.trouble.as_ref().unwrap();
+            assert!(trouble.contains("the list of epoch 1 stays"));
+            assert_eq!(trouble.matches("nodes.toml: ").count(), 1, "{trouble}");
             assert_eq!((source.view.list.epoch(), source.view.list.members().len()), (1, 1));
         }
         std::fs::write(&path, vec![b'#'; MAX_FILE_BYTES as usize + 1]).unwrap();
@@ -150,6 +157,10 @@ mod tests {
         assert!(source.look() && source.view.trouble.as_ref().unwrap().contains("not UTF-8 at byte 1"));
         std::fs::remove_file(&path).unwrap();
         assert!(source.look());
+        // What never ends, or has no size, is not waited for.
+        std::os::unix::fs::symlink("/dev/zero", &path).unwrap();
+        assert!(source.look() && source.view.trouble.as_ref().unwrap().contains("no regular file"));
+        std::fs::remove_file(&path).unwrap();
         // Back as it was: the trouble ends, the epoch stays.
         std::fs::write(&path, ONE).unwrap();
         assert!(source.look() && source.view.trouble.is_none() && source.view.list.epoch() == 1);

@@ -8,10 +8,12 @@
 mod file;
 mod fixed;
 mod list;
+mod text;
 
 pub use file::{MAX_FILE_BYTES, parse};
 pub use fixed::Fixed;
 pub use list::{Address, MAX_ADDRESSES, Member, NodeList};
+pub use text::read_text;
 
 use std::sync::Arc;
 use tokio::sync::watch;

@@ -1,17 +1,22 @@
 //! What a node is told: `gcache.toml`, then the environment, then flags, each over the one before. `docs/operations.md`
 //! lists every key. Unknown keys and values without units are errors with a sentence.
 
+use super::auth::Tokens;
+use super::config_disk::{DiskIo, DiskTierConfig, TieringConfig};
 use super::listen::Address;
 use super::remote::RemoteTierConfig;
 use super::tiers::TierSettings;
 use super::units::{Size, Time};
 use crate::disk::{Backend, DiskConfig};
+use crate::member::read_text;
 use crate::rpc::limits;
-use crate::shm::{Prefault, StoreConfig};
+use crate::shm::{BootId, Prefault, ShmError, Store, StoreConfig};
 use serde::Deserialize;
 use sha2::{Digest, Sha256};
+use std::ffi::OsString;
 use std::path::PathBuf;
 use std::time::Duration;
+use tracing_subscriber::filter::Targets;
 
 /// Everything of a node. [`NodeConfig::check`] has been passed by what [`NodeConfig::read`] returns.
 #[derive(Debug, Clone, Deserialize)]
@@ -49,7 +54,7 @@ pub struct NodeConfig {
     pub limits: LimitConfig,
     /// Who may do what; without any, everybody may everything.
     #[serde(default)]
-    pub tokens: Vec<TokenConfig>,
+    pub tokens: CallerConfig,
     /// Logs.
     #[serde(default)]
     pub log: LogConfig,
@@ -84,64 +89,6 @@ impl MemoryConfig {
 
     fn max_lease() -> Time {
         Time(Duration::from_secs(60))
-    }
-}
-
-/// A directory of the disk tier.
-#[derive(Debug, Clone, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct DiskTierConfig {
-    /// The directory, this node's alone; made if it is missing.
-    pub path: PathBuf,
-    /// Most bytes of its segments.
-    pub size: Size,
-    /// Bytes of a segment: what becomes durable at once, and the longest value that goes to disk. By default 64 MiB, less
-    /// where `size` is small.
-    #[serde(default)]
-    pub segment: Option<Size>,
-    /// Most bytes written in a day; no limit by default.
-    #[serde(default)]
-    pub write_per_day: Option<Size>,
-    /// `auto`, `io_uring` or `threads`.
-    #[serde(default)]
-    pub io: DiskIo,
-    /// An operation that takes longer takes the directory offline.
-    #[serde(default = "DiskTierConfig::timeout")]
-    pub timeout: Time,
-}
-
-impl DiskTierConfig {
-    fn timeout() -> Time {
-        Time(Duration::from_secs(30))
-    }
-}
-
-/// How bytes get to a disk.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Deserialize)]
-#[serde(rename_all = "snake_case")]
-pub enum DiskIo {
-    /// io_uring where the kernel allows it, else threads.
-    #[default]
-    Auto,
-    /// io_uring or an error.
-    IoUring,
-    /// Threads.
-    Threads,
-}
-
-/// When values go to disk and come back.
-#[derive(Debug, Clone, Deserialize)]
-#[serde(deny_unknown_fields, default)]
-pub struct TieringConfig {
-    /// With which use, of those remembered, a value on disk comes back into memory.
-    pub promote_after: u8,
-    /// Bytes of memory kept free for new values; a sixteenth by default.
-    pub reserve: Option<Size>,
-}
-
-impl Default for TieringConfig {
-    fn default() -> Self {
-        TieringConfig { promote_after: 2, reserve: None }
     }
 }
 
@@ -186,6 +133,17 @@ impl Default for LimitConfig {
     }
 }
 
+/// What is asked of callers.
+#[derive(Debug, Clone, Default, Deserialize)]
+#[serde(transparent)]
+pub struct CallerConfig {
+    /// The tokens, as the file has them.
+    pub tokens: Vec<TokenConfig>,
+    /// The node's name, which a request that names a node must say.
+    #[serde(skip)]
+    pub node: String,
+}
+
 /// One token.
 #[derive(Clone, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -222,6 +180,17 @@ impl Default for LogConfig {
     }
 }
 
+impl LogConfig {
+    /// What is logged.
+    ///
+    /// # Errors
+    /// A sentence with the level.
+    pub fn filter(&self) -> Result<Targets, String> {
+        let words = |e| format!("log.level is {:?}: {e}; allowed is error, warn, info, debug or trace", self.level);
+        self.level.parse().map_err(words)
+    }
+}
+
 /// Prefix of environment variables; the rest is the key, `__` for the dot: `GCACHE_MEMORY__SIZE=8GiB`.
 pub const ENV_PREFIX: &str = "GCACHE_";
 /// Longest configuration file.
@@ -250,13 +219,9 @@ impl NodeConfig {
     /// # Errors
     /// A sentence that names the file.
     pub fn load(path: &std::path::Path, overrides: &[(String, String)]) -> Result<NodeConfig, String> {
-        let failed = |e: &dyn std::fmt::Display| format!("{}: {e}", path.display());
-        let size = std::fs::metadata(path).map_err(|e| failed(&e))?.len();
-        if size > MAX_FILE_BYTES {
-            return Err(failed(&format!("the file has {size} bytes, allowed is {MAX_FILE_BYTES}")));
-        }
-        let text = std::fs::read_to_string(path).map_err(|e| failed(&e))?;
-        NodeConfig::read(&text, overrides).map_err(|e| failed(&e))
+        let failed = |e: String| format!("{}: {e}", path.display());
+        let text = read_text(path, MAX_FILE_BYTES).map_err(failed)?;
+        NodeConfig::read(&text, overrides).map_err(failed)
     }
 
     fn name_paths(&mut self) {
@@ -267,6 +232,7 @@ impl NodeConfig {
         for disk in &mut self.disk {
             disk.path = named(&disk.path);
         }
+        self.tokens.node = name.clone();
         for address in self.listen.iter_mut().chain(&mut self.metrics) {
             if let Address::Unix(path) = address {
                 *path = named(path);
@@ -279,12 +245,6 @@ impl NodeConfig {
     /// # Errors
     /// A sentence that names the key and what is allowed.
     pub fn check(&self) -> Result<(), String> {
-        let within = |key: &str, value: u64, least: u64, most: u64| {
-            if (least..=most).contains(&value) {
-                return Ok(());
-            }
-            Err(format!("{key} is {value}, allowed is {least} to {most}"))
-        };
         if self.name.is_empty()
             || self.name.len() > 255
             || self.name.chars().any(|c| c.is_control() || "/{}=*".contains(c))
@@ -293,9 +253,6 @@ impl NodeConfig {
         }
         if self.listen.is_empty() {
             return Err("listen is empty, allowed is at least one address such as \"127.0.0.1:7400\"".into());
-        }
-        if self.metrics.as_ref().is_some_and(|m| self.listen.contains(m) && !m.to_string().ends_with(":0")) {
-            return Err("metrics has an address of listen, allowed is one of its own".into());
         }
         let l = &self.limits;
         within("limits.connections", l.connections as u64, 1, 65_536)?;
@@ -315,6 +272,9 @@ impl NodeConfig {
         }
         for (n, (disk, config)) in self.disk.iter().zip(self.disks()).enumerate() {
             within("disk.timeout in milliseconds", config.io_timeout_ms, 100, 3_600_000)?;
+            if let Some(Size(segment)) = disk.segment {
+                within("disk.segment in bytes", segment, 64 << 10, 1 << 30)?;
+            }
             config.validate().map_err(|e| format!("disk {}: {e}", disk.path.display()))?;
             if self.disk[..n].iter().any(|other| other.path == disk.path) {
                 return Err(format!("disk {} is there twice, allowed is each directory once", disk.path.display()));
@@ -323,7 +283,7 @@ impl NodeConfig {
         if let Some(remote) = &self.remote {
             remote.check(!self.disk.is_empty())?;
         }
-        for token in &self.tokens {
+        for token in &self.tokens.tokens {
             if token.all_tenants != token.tenants.is_empty() {
                 return Err(format!(
                     "token {} has {} tenants and all_tenants = {}, allowed is one of the two",
@@ -333,7 +293,32 @@ impl NodeConfig {
                 ));
             }
         }
+        self.log.filter()?;
+        self.check_memory()?;
         super::listen::check(self)
+    }
+
+    fn check_memory(&self) -> Result<(), String> {
+        let m = &self.memory;
+        within("memory.slab in bytes", m.slab.0, 64 << 10, 16 << 20)?;
+        if let Some(lease) = m.lease {
+            within("memory.lease in bytes", lease.0, 0, m.size.0)?;
+        }
+        // The store's own rules. It looks at sizes before it opens the file, for which there is no path here: that it
+        // has none is the error of sizes that are fine.
+        let pathless = StoreConfig { path: PathBuf::new(), ..self.store() };
+        match Store::open(&pathless, BootId([0; 16])) {
+            Err(error @ ShmError::Invalid { .. }) => Err(format!("memory.size and memory.slab: {error}")),
+            _ => Ok(()),
+        }
+    }
+
+    /// Refuses what [`super::Node::start`] would refuse because of files beside the configuration.
+    ///
+    /// # Errors
+    /// A sentence that names the file.
+    pub fn check_files(&self) -> Result<(), String> {
+        Tokens::load(&self.tokens).map(drop)
     }
 
     /// How to open the memory tier. The file belongs to this node's name: another name owns other buckets.
@@ -397,13 +382,31 @@ impl NodeConfig {
 }
 
 /// The overrides in an environment: `GCACHE_A__B=v` sets `a.b`. `GCACHE_CONFIG` names the file and `GCACHE_NODES` the
-/// cluster of `gcachectl`; they are no keys.
-pub fn from_env(vars: impl Iterator<Item = (String, String)>) -> Vec<(String, String)> {
-    let key = |name: &str| Some(name.strip_prefix(ENV_PREFIX)?.to_ascii_lowercase().replace("__", "."));
-    let mut found: Vec<_> = vars.filter_map(|(name, value)| Some((key(&name)?, value))).collect();
-    found.retain(|(key, _)| key != "config" && key != "nodes" && key != "token_file");
+/// cluster of `gcachectl`; they are no keys. What other programs keep in theirs does not matter.
+///
+/// # Errors
+/// One of ours that is not UTF-8.
+pub fn from_env(vars: impl Iterator<Item = (OsString, OsString)>) -> Result<Vec<(String, String)>, String> {
+    let mut found = Vec::new();
+    for (name, value) in vars.filter(|(name, _)| name.as_encoded_bytes().starts_with(ENV_PREFIX.as_bytes())) {
+        let key = name.to_str().and_then(|name| name.strip_prefix(ENV_PREFIX)).map(str::to_ascii_lowercase);
+        if key.as_deref().is_some_and(|key| ["config", "nodes", "token_file"].contains(&key)) {
+            continue;
+        }
+        let (Some(key), Some(value)) = (key, value.to_str()) else {
+            return Err(format!("the environment variable {name:?} is not UTF-8, allowed is UTF-8 in name and value"));
+        };
+        found.push((key.replace("__", "."), value.to_string()));
+    }
     found.sort();
-    found
+    Ok(found)
+}
+
+fn within(key: &str, value: u64, least: u64, most: u64) -> Result<(), String> {
+    if (least..=most).contains(&value) {
+        return Ok(());
+    }
+    Err(format!("{key} is {value}, allowed is {least} to {most}"))
 }
 
 fn set(table: &mut toml::Table, key: &str, value: &str) -> Result<(), String> {

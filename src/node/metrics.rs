@@ -124,12 +124,7 @@ pub fn text(state: &State) -> String {
     metric("evicted_total", "counter", "Values evicted.", &memory(t.evicted_objects));
     metric("evicted_bytes_total", "counter", "Bytes of values evicted.", &memory(t.evicted_bytes));
     metric("deleted_total", "counter", "Values deleted.", &memory(t.deleted));
-    metric(
-        "damaged_total",
-        "counter",
-        "Values dropped because of a check.",
-        &memory(t.damaged_headers + t.damaged_values),
-    );
+    metric("damaged_total", "counter", "Values dropped because of a check.", &memory(t.damaged()));
     if let Some((d, trouble)) = state.tiers.disk_stats() {
         disk(&mut metric, state, &d, trouble.len());
     }

@@ -1,16 +1,20 @@
-//! The node: a daemon that serves a memory tier over gRPC, and to readers on the same machine through shared memory.
+//! The node: a daemon that serves a memory tier, and a disk tier below it, over gRPC, and the memory to readers on the same
+//! machine.
 //!
 //! - [`Node::start`] opens the store and listens; [`Node::stop`] lets running calls end, then closes.
 //! - [`service`] answers the calls of the contract over [`crate::shm::Store`]; `get` and `put` are the two that stream.
-//! - [`server`] accepts connections and bounds them; [`fast`] is the same-host path; [`http`] serves metrics and health.
+//! - [`tiers`] makes one store of memory and disk.
+//! - [`server`] accepts connections and bounds them; [`aside`] has the standard services; [`fast`] is the same-host path; [`http`] serves metrics and health.
 //! - [`ctl`] is what `gcachectl` does.
-//! - [`config`] reads settings, [`listen`] refuses those that would let strangers in, [`auth`] checks tokens.
+//! - [`config`] and [`config_disk`] read settings, [`listen`] refuses those that would let strangers in, [`auth`] checks tokens.
 //! - Memory is bounded whatever arrives: by the limits of [`config::LimitConfig`] (`docs/operations.md` adds them up).
 //!   Nothing is allocated on the word of a peer.
 //! - Time enters as milliseconds of one monotonic clock ([`state::Clock`]).
 
+pub mod aside;
 pub mod auth;
 pub mod config;
+pub mod config_disk;
 pub mod ctl;
 pub mod deadline;
 pub mod fast;

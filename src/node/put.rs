@@ -133,7 +133,7 @@ impl PutSession {
             }
             let outcome = self.slot(index, &meta, now)?;
             // What this stream is writing itself may be all that is in the way.
-            if outcome == PutOutcome::NoRoom && (!self.owed.is_empty() || self.state.tiers.frees_room()) {
+            if outcome == PutOutcome::NoRoom && (!self.owed.is_empty() || self.state.tiers.has_disk()) {
                 self.blocked = self.owed.is_empty();
                 break;
             }

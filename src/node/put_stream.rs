@@ -26,7 +26,7 @@ use tokio::time::{Instant, timeout, timeout_at};
 use tonic::Status;
 use tonic::codegen::StdError;
 
-/// How long an offer waits for room in memory, where values leave it for the disk tier.
+/// How long offers wait for room in memory, where values leave it for the disk tier, until one of them finds some.
 const ROOM_WAIT: Duration = Duration::from_secs(2);
 /// Answers that wait while more is there to be read.
 const MOST_ANSWERS: usize = 256;
@@ -40,7 +40,7 @@ pub struct PutStream<B> {
     stall: Duration,
     /// When the last message ended, or an offer was answered that had to wait.
     moved: Instant,
-    /// Since when an offer waits for room.
+    /// Since when offers wait for room, and none has found any.
     blocked: Option<Instant>,
 }
 
@@ -185,15 +185,19 @@ where
     }
 
     /// Waits for room for the offer that has none, and for bytes; after [`ROOM_WAIT`] the offer is answered that there is
-    /// none. `None` where an answer was made.
+    /// none, and those after it at once until one finds room: a batch waits once. `None` where an answer was made.
     async fn data_or_room(&mut self) -> Result<Option<Option<Bytes>>, Status> {
         let tiers = self.talk.state.tiers.clone();
         let mut freed = std::pin::pin!(tiers.room.notified());
         // Before it is tried again, so that nothing is missed in between.
         freed.as_mut().enable();
         let until = *self.blocked.get_or_insert_with(Instant::now) + ROOM_WAIT;
-        if self.talk.answered(until <= Instant::now())? {
-            (self.blocked, self.moved) = (None, Instant::now());
+        let late = until <= Instant::now();
+        if self.talk.answered(late)? {
+            self.moved = Instant::now();
+            if !(late && self.talk.session()?.is_blocked()) {
+                self.blocked = None;
+            }
             return Ok(None);
         }
         tokio::select! {

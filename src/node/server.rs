@@ -4,6 +4,7 @@
 //! when the node stops and its calls are done; then the connection's leases end. HTTP/2 pings find peers that are gone
 //! without a word.
 
+use super::aside::Aside;
 use super::auth::Tokens;
 use super::config::NodeConfig;
 use super::fast::FastPath;
@@ -13,7 +14,6 @@ use super::state::{Connection, State};
 use super::tiers::Demoter;
 use super::{http, service};
 use crate::disk::{Disk, DiskConfig};
-use crate::rpc::DESCRIPTOR_SET;
 use crate::shm::{BootId, Recovery, Store};
 use ::http::{Request, Response};
 use hyper::body::Incoming;
@@ -31,9 +31,7 @@ use tokio::net::{TcpListener, UnixListener};
 use tokio::sync::{Semaphore, watch};
 use tonic::body::Body;
 use tonic_health::ServingStatus;
-use tonic_health::pb::health_server::HealthServer;
-use tonic_health::server::{HealthReporter, HealthService};
-use tower_service::Service;
+use tonic_health::server::HealthReporter;
 
 /// Longest frame of a peer: a connection may hold one while it arrives.
 const MAX_FRAME_BYTES: u32 = 256 << 10;
@@ -70,7 +68,7 @@ struct Shared {
     stopping: watch::Receiver<bool>,
     connections: Arc<Semaphore>,
     next_id: Arc<AtomicU64>,
-    health: HealthReporter,
+    aside: Aside,
 }
 
 enum Listener {
@@ -104,7 +102,7 @@ impl Node {
             stopping: stop,
             connections: connections.clone(),
             next_id: Arc::new(AtomicU64::new(1)),
-            health: health.clone(),
+            aside: Aside::new(health.clone()),
         };
         let (mut addresses, mut sockets) = (Vec::new(), Vec::new());
         let mut listeners = Vec::new();
@@ -170,7 +168,9 @@ impl Node {
         }
         self.state.tiers.drain().await;
         self.demoter.take();
-        self.state.tiers.seal().await;
+        if tokio::time::timeout(STOP_GRACE, self.state.tiers.seal()).await.is_err() {
+            tracing::warn!("the disk tier does not seal its last values; they survive all but power loss");
+        }
         for socket in &self.sockets {
             let _ = std::fs::remove_file(socket);
         }
@@ -316,9 +316,9 @@ where
         .keep_alive_interval(PING_EVERY)
         .keep_alive_timeout(PING_TIMEOUT)
         .auto_date_header(false);
-    let (state, owner, health) = (shared.state.clone(), connection.clone(), shared.health.clone());
+    let (state, owner, aside) = (shared.state.clone(), connection.clone(), shared.aside.clone());
     let routed =
-        service_fn(move |request: Request<Incoming>| route(state.clone(), owner.clone(), health.clone(), request));
+        service_fn(move |request: Request<Incoming>| route(state.clone(), owner.clone(), aside.clone(), request));
     let mut served = pin!(builder.serve_connection(TokioIo::new(stream), routed));
     let mut stopping = shared.stopping.clone();
     let mut stopped = false;
@@ -355,34 +355,13 @@ where
 async fn route(
     state: Arc<State>,
     connection: Arc<Connection>,
-    health: HealthReporter,
+    aside: Aside,
     request: Request<Incoming>,
 ) -> Result<Response<Body>, Infallible> {
-    let path = request.uri().path();
-    if path.starts_with("/grpc.health.v1.Health/") {
-        connection.used.store(true, Ordering::Relaxed);
-        return HealthServer::new(HealthService::from_health_reporter(health)).call(request).await;
-    }
-    if path.starts_with("/grpc.reflection.") {
-        connection.used.store(true, Ordering::Relaxed);
-        if let Err(status) = state.tokens.grant(request.headers()) {
-            return Ok(status.into_http());
-        }
-        let builder =
-            || tonic_reflection::server::Builder::configure().register_encoded_file_descriptor_set(DESCRIPTOR_SET);
-        return if path.starts_with("/grpc.reflection.v1.") {
-            match builder().build_v1() {
-                Ok(mut service) => service.call(request).await,
-                Err(error) => Ok(tonic::Status::internal(error.to_string()).into_http()),
-            }
-        } else {
-            match builder().build_v1alpha() {
-                Ok(mut service) => service.call(request).await,
-                Err(error) => Ok(tonic::Status::internal(error.to_string()).into_http()),
-            }
-        };
-    }
-    Ok(service::answer(state, connection, request).await)
+    Ok(match Aside::serves(request.uri().path()) {
+        true => aside.answer(&state, &connection, request).await,
+        false => service::answer(state, connection, request).await,
+    })
 }
 
 /// Once a second: stalled streams, and leases whose time is over.

@@ -14,14 +14,15 @@ use super::state::{Connection, State};
 use super::unary;
 use crate::rpc::check::{self, Checked};
 use crate::rpc::frame::put_sealed;
-use crate::rpc::limits::{MAX_MESSAGE_BYTES, MAX_PIECE_BYTES, PIECE_BYTES};
+use crate::rpc::limits::{MAX_PIECE_BYTES, PIECE_BYTES};
+use crate::rpc::pieces::{self, Malformed, hold};
 use crate::rpc::v1::{
     DeleteRequest, ExistsRequest, GetRequest, HelloRequest, StatsRequest, TouchRequest, VerifyRequest,
 };
 use bytes::{Bytes, BytesMut};
 use http::{HeaderValue, Request, Response};
 use http_body::Frame;
-use http_body_util::StreamBody;
+use http_body_util::{BodyExt, StreamBody};
 use std::convert::Infallible;
 use std::pin::Pin;
 use std::sync::Arc;
@@ -32,8 +33,6 @@ use tokio::sync::{OwnedSemaphorePermit, mpsc};
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::Status;
 use tonic::body::Body;
-use tonic::codec::Streaming;
-use tonic_prost::ProstDecoder;
 
 /// Path of the service.
 pub const PREFIX: &str = "/gcache.v1.GCache/";
@@ -234,13 +233,44 @@ where
     B: http_body::Body<Data = Bytes> + Send + 'static,
     B::Error: Into<tonic::codegen::StdError>,
 {
-    let decoder = ProstDecoder::<M>::new(Default::default());
-    let mut stream = Streaming::new_request(decoder, request.into_body(), None, Some(MAX_MESSAGE_BYTES));
     let stall = state.config.limits.stall.0;
-    let message = tokio::time::timeout(stall, stream.message()).await.map_err(|_| stalled(stall))??;
+    let message = tokio::time::timeout(stall, message(request.into_body())).await.map_err(|_| stalled(stall))??;
     let message = message.ok_or_else(|| Status::invalid_argument("the request has no message"))?;
+    let message = M::decode(message).map_err(|e| Status::from(Malformed::Unreadable(M::NAME, e)))?;
     let check = check::verify(&message, check::FIRST).map_err(altered)?;
     Ok(First { message, check })
+}
+
+/// The bytes of a body's first message; `None` where it has none.
+async fn message<B>(body: B) -> Result<Option<Bytes>, Status>
+where
+    B: http_body::Body<Data = Bytes> + Send + 'static,
+    B::Error: Into<tonic::codegen::StdError>,
+{
+    let (mut body, mut held, mut length) = (Box::pin(body), Vec::new(), None);
+    while let Some(frame) = body.frame().await {
+        let frame = frame.map_err(|error| Status::from_error(error.into()))?;
+        // Trailers of a request mean nothing.
+        let Ok(data) = frame.into_data() else { continue };
+        let mut bytes = &data[..];
+        if length.is_none() {
+            hold(&mut held, &mut bytes, pieces::PREFIX);
+            if held.len() == pieces::PREFIX {
+                length = Some(pieces::message_length(&held)?);
+                held.clear();
+            }
+        }
+        if let Some(length) = length {
+            hold(&mut held, &mut bytes, length);
+            if held.len() == length {
+                return Ok(Some(held.into()));
+            }
+        }
+    }
+    match length.is_none() && held.is_empty() {
+        true => Ok(None),
+        false => Err(Status::internal("the stream ended within a message")),
+    }
 }
 
 fn ok(body: Body) -> Response<Body> {

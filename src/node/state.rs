@@ -1,5 +1,6 @@
 //! What all calls of a node share.
 
+use super::aside::WATCHES_OF_CONNECTION;
 use super::auth::Tokens;
 use super::config::NodeConfig;
 use super::metrics::Metrics;
@@ -103,9 +104,10 @@ impl State {
         self.owed.fetch_update(Ordering::Relaxed, Ordering::Relaxed, add).is_ok()
     }
 
-    /// Gives back what [`State::owe`] took.
+    /// Gives back what [`State::owe`] took; an offer that waits for room may have waited for that.
     pub fn pay(&self, bytes: u64) {
         self.owed.fetch_sub(bytes, Ordering::Relaxed);
+        self.tiers.room.notify_waiters();
     }
 
     /// Bytes owed by all `Put`s.
@@ -148,6 +150,8 @@ pub struct Connection {
     pub peer: String,
     /// A call has come.
     pub used: AtomicBool,
+    /// One permit for each watch of health on it.
+    pub watches: Arc<Semaphore>,
     closing: Notify,
     state: Arc<State>,
 }
@@ -155,7 +159,8 @@ pub struct Connection {
 impl Connection {
     /// A new one.
     pub fn new(id: u64, peer: String, state: Arc<State>) -> Arc<Connection> {
-        Arc::new(Connection { id, peer, used: AtomicBool::new(false), closing: Notify::new(), state })
+        let watches = Arc::new(Semaphore::new(WATCHES_OF_CONNECTION));
+        Arc::new(Connection { id, peer, used: AtomicBool::new(false), watches, closing: Notify::new(), state })
     }
 
     /// Ends it, whatever runs on it.

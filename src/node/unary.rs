@@ -53,6 +53,8 @@ pub fn hello(state: &State, connection: &Connection, request: &HelloRequest) -> 
         )));
     }
     tracing::debug!(connection = connection.id, client = ?request.client, "hello");
+    let mut limits = state.config.limits();
+    limits.value_bytes = limits.value_bytes.min(state.store.max_value_bytes());
     let socket = state.config.fast_path.as_ref().map(|p| p.to_string_lossy().into_owned());
     Ok(HelloReply {
         version: request.max_version.min(most),
@@ -62,7 +64,7 @@ pub fn hello(state: &State, connection: &Connection, request: &HelloRequest) -> 
         program: env!("CARGO_PKG_VERSION").into(),
         start_id: state.start_id,
         machine: state.machine.0.to_vec().into(),
-        limits: Some(state.config.limits()),
+        limits: Some(limits),
         fast_path: socket.map(|socket| FastPath { socket, version: crate::rpc::fast::VERSION }),
         ..HelloReply::default()
     })
@@ -88,10 +90,11 @@ pub fn touch(state: &State, request: &TouchRequest) -> Result<TouchReply, Status
 }
 
 /// # Errors
-/// `INVALID_ARGUMENT` with a sentence; `INTERNAL` where the disk tier could not note it.
+/// `INVALID_ARGUMENT` with a sentence; `FAILED_PRECONDITION` where the disk tier could not note it. That is no fault of the
+/// whole node, so clients must not leave it alone for it.
 pub async fn delete(state: &State, request: &DeleteRequest) -> Result<DeleteReply, Status> {
     let ids = objects(&request.runs)?;
-    let deleted = state.tiers.delete(request.tenant, &ids).await.map_err(Status::internal)?;
+    let deleted = state.tiers.delete(request.tenant, &ids).await.map_err(Status::failed_precondition)?;
     Ok(DeleteReply { deleted: deleted as u32, ..DeleteReply::default() })
 }
 
@@ -158,7 +161,7 @@ pub fn stats(state: &State, _: &StatsRequest) -> StatsReply {
         evicted_objects: t.evicted_objects,
         evicted_bytes: t.evicted_bytes,
         deleted: t.deleted,
-        damaged: t.damaged_headers + t.damaged_values,
+        damaged: t.damaged(),
         ..TierStats::default()
     };
     let mut tiers = vec![memory];

@@ -35,14 +35,7 @@ pub(super) fn int(value: &Bound<'_, PyAny>, what: &'static str, min: u64, max: u
     let read = if value.is_instance_of::<PyBool>() { None } else { read_int(value) };
     match read {
         Some(v) if (min..=max).contains(&v) => Ok(v),
-        _ => {
-            let allowed = if max == u64::MAX {
-                format!("an int of at least {min}")
-            } else {
-                format!("an int from {min} to {max}")
-            };
-            Err(invalid(value.py(), what, shown(value), allowed))
-        }
+        _ => Err(invalid(value.py(), what, shown(value), format!("an int from {min} to {max}"))),
     }
 }
 

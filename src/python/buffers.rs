@@ -136,6 +136,15 @@ pub(super) fn int_format(format: &str) -> Option<IntFormat> {
     }
 }
 
+/// Whether a format is one number (or bool, or byte): what any bytes may be written to, and read from. Pointers (`O`, `P`) and
+/// structures, which may have some in them, are not.
+pub(super) fn is_number(format: &str) -> bool {
+    let code = format.strip_prefix(['@', '=', '<', '>', '!']).unwrap_or(format);
+    // Complex numbers of numpy.
+    let code = code.strip_prefix('Z').filter(|c| matches!(*c, "f" | "d" | "g")).unwrap_or(code);
+    matches!(code.as_bytes(), [code] if b"?cbBhHiIlLqQnNefdg".contains(code))
+}
+
 /// The object whose buffer stands for `value`: itself, or the numpy view of a torch CPU tensor (shared memory).
 pub(super) fn shared_view<'py>(value: &Bound<'py, PyAny>) -> PyResult<Option<Bound<'py, PyAny>>> {
     if Buffer::offered(value) {

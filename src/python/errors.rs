@@ -5,7 +5,7 @@
 
 use crate::error::Error;
 use crate::sync::Fault;
-use pyo3::exceptions::{PyException, PyOSError, PyValueError};
+use pyo3::exceptions::{PyException, PyKeyboardInterrupt, PyOSError, PyValueError};
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyDict, PyTuple, PyType};
@@ -114,7 +114,7 @@ fn classes(py: Python<'_>) -> PyResult<&Classes> {
         let forked = class(
             py,
             "ForkedProcessError",
-            "A cache of the parent process was used in a forked child. Create the cache in the process that uses it.",
+            "A cache or client of the parent process was used in a forked child. Create it in the process that uses it.",
             &[&base],
             &[],
         )?;
@@ -154,13 +154,16 @@ pub(super) fn to_py(py: Python<'_>, error: Error) -> PyErr {
 pub(super) fn fault_to_py(py: Python<'_>, fault: Fault) -> PyErr {
     match fault {
         Fault::Core(error) => to_py(py, error),
-        Fault::Forked => {
-            let words = "this cache belongs to the parent process; a forked child must create its own";
-            match classes(py) {
-                Ok(c) => PyErr::from_type(c.forked.bind(py).clone(), words),
-                Err(failure) => failure,
-            }
-        }
+        Fault::Forked => forked(py, "cache"),
+    }
+}
+
+/// For a call on a `what` of the parent process in a forked child.
+pub(super) fn forked(py: Python<'_>, what: &str) -> PyErr {
+    let words = format!("this {what} belongs to the parent process; a forked child must create its own");
+    match classes(py) {
+        Ok(c) => PyErr::from_type(c.forked.bind(py).clone(), words),
+        Err(failure) => failure,
     }
 }
 
@@ -223,6 +226,8 @@ fn build(py: Python<'_>, error: Error) -> PyResult<PyErr> {
             err
         }
         Error::Io { .. } => make(&c.io),
+        // Where it comes from knows the exception; this is for whoever does not.
+        Error::Interrupted => PyKeyboardInterrupt::new_err(message.clone()),
         Error::Integrity(_) => make(&c.integrity),
     };
     Ok(err)

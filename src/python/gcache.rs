@@ -3,11 +3,10 @@
 
 use super::gcache_args::{Memory, check_overlaps, id, ids, key, keys, matching, nodes, seconds};
 use super::gcache_results::{self as results, Where};
-use super::{args, errors};
+use super::{args, errors, gcache_wait as wait};
 use crate::client::{BreakerState, Client, ClientConfig, Destination, GetItem, KeyRun, PutItem};
 use crate::error::{Error, Result};
 use crate::ring::{DEFAULT_BUCKETS, MAX_BUCKETS};
-use crate::sync::Fault;
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyTuple};
 use smallvec::SmallVec;
@@ -31,22 +30,27 @@ pub(super) struct PyGCacheClient {
 impl PyGCacheClient {
     fn client(&self, py: Python<'_>) -> PyResult<Arc<Client>> {
         let client = self.client.read().unwrap_or_else(|e| e.into_inner()).clone();
-        let closed = || Error::State { call: "use", state: "closed", allowed: "open" };
-        let client = client.ok_or_else(|| errors::to_py(py, closed()))?;
+        let client = client.ok_or_else(|| results::closed(py))?;
         if !client.is_of_this_process() {
-            return Err(errors::fault_to_py(py, Fault::Forked));
+            return Err(errors::forked(py, "client"));
         }
         Ok(client)
     }
 
-    /// Runs a call with the GIL released.
+    /// Runs a call with the GIL released. A signal whose handler raises, as ^C does, cancels it.
     fn run<R: Send>(&self, py: Python<'_>, call: impl FnOnce(&Client) -> Result<R> + Send) -> PyResult<R> {
         let client = self.client(py)?;
         let result = py.detach(|| {
-            catch_unwind(AssertUnwindSafe(|| call(&client)))
-                .unwrap_or_else(|_| Err(Error::Integrity("a call failed inside the GCache client".to_string())))
+            let _running = wait::Running::new();
+            let result = catch_unwind(AssertUnwindSafe(|| call(&client)));
+            // With the GIL released, as the last holder of a client that was closed meanwhile ends its threads.
+            drop(client);
+            result.unwrap_or_else(|_| Err(Error::Integrity("a call failed inside the GCache client".to_string())))
         });
-        result.map_err(|error| errors::to_py(py, error))
+        result.map_err(|error| match (error, wait::raised()) {
+            (Error::Interrupted, Some(raised)) => raised,
+            (error, _) => errors::to_py(py, error),
+        })
     }
 }
 
@@ -104,7 +108,7 @@ impl PyGCacheClient {
             }
             _ => return Err(errors::invalid(py, "nodes and nodes_file", "both or none of them", "one of them")),
         };
-        let client = made.map_err(|error| errors::to_py(py, error))?;
+        let client = made.map_err(|error| errors::to_py(py, error))?.interrupted_by(wait::interrupted);
         Ok(PyGCacheClient { client: RwLock::new(Some(Arc::new(client))) })
     }
 
@@ -144,9 +148,9 @@ impl PyGCacheClient {
             }
         }
         let presence = self.run(py, |client| client.exists(&runs, want, lease_ms, within))?;
-        match presence.refused {
-            Some(refusal) => Err(results::refused(py, &refusal)),
-            None => Ok(presence.masks),
+        match presence.refused.first() {
+            Some(refusal) if presence.all_refused => Err(results::refused(py, refusal)),
+            _ => Ok(presence.masks),
         }
     }
 
@@ -178,6 +182,7 @@ impl PyGCacheClient {
             })
             .collect();
         self.run(py, |client| client.get(&mut items, within))?;
+        results::unless_all_refused(py, items.iter().map(|item| results::refusal_of_got(&item.got)))?;
         let taken: Vec<_> = items.into_iter().map(|item| (item.got, item.into)).collect();
         let result = |(i, (got, into)): (usize, (crate::client::Got, Destination<'_>))| {
             let bytes = match (into, memory.get(i).and_then(Memory::only)) {
@@ -204,6 +209,7 @@ impl PyGCacheClient {
         // SAFETY: `given` holds the buffers for longer than the items live; that nobody writes there is the caller's promise.
         let items: Vec<PutItem<'_>> = given.iter().map(|g| unsafe { g.item() }).collect();
         let stored = self.run(py, |client| client.put(&items, within))?;
+        results::unless_all_refused(py, stored.iter().map(results::refusal_of_stored))?;
         stored.iter().map(|s| results::stored(py, s)).collect()
     }
 
@@ -292,6 +298,17 @@ impl PyGCacheClient {
         Ok(found)
     }
 
+    /// For each node's name what it said, as a `Refused`, when it refused a call last; nodes that have answered one
+    /// since are left out.
+    #[pyo3(signature = ())]
+    fn refusals<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
+        let found = PyDict::new(py);
+        for (name, refusal) in self.client(py)?.refusals() {
+            found.set_item(name, results::refusal_object(py, &refusal)?)?;
+        }
+        Ok(found)
+    }
+
     /// Everything the client has counted, by name.
     #[pyo3(signature = ())]
     fn metrics<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyDict>> {
@@ -307,11 +324,14 @@ impl PyGCacheClient {
         Ok(self.client(py)?.membership_trouble())
     }
 
-    /// Ends the connections, and with them the leases. Calls under way in other threads end first.
+    /// Ends the connections, and with them the leases. Waits for calls under way in other threads, which end with
+    /// their deadlines at the latest; new ones raise `Closed`.
     #[pyo3(signature = ())]
-    fn close(&self, py: Python<'_>) {
-        let client = self.client.write().unwrap_or_else(|e| e.into_inner()).take();
-        py.detach(|| drop(client));
+    fn close(&self, py: Python<'_>) -> PyResult<()> {
+        match self.client.write().unwrap_or_else(|e| e.into_inner()).take() {
+            Some(client) => wait::end(py, client),
+            None => Ok(()),
+        }
     }
 
     fn __enter__(slf: Bound<'_, Self>) -> Bound<'_, Self> {
@@ -319,8 +339,8 @@ impl PyGCacheClient {
     }
 
     #[pyo3(signature = (*_args))]
-    fn __exit__(&self, py: Python<'_>, _args: &Bound<'_, PyTuple>) {
-        self.close(py);
+    fn __exit__(&self, py: Python<'_>, _args: &Bound<'_, PyTuple>) -> PyResult<()> {
+        self.close(py)
     }
 }
 

@@ -1,7 +1,7 @@
 //! Arguments of the GCache client: names of objects, and memory of the caller as plain slices.
 
 use super::args::{int, items, shown, type_name};
-use super::buffers::{Buffer, Refused};
+use super::buffers::{Buffer, Refused, is_number};
 use super::errors::{invalid, to_py};
 use crate::client::ObjectId;
 use crate::member::{Address, Member};
@@ -144,12 +144,16 @@ fn buffer<'py>(
 ) -> PyResult<(Bound<'py, PyAny>, Buffer<'py>)> {
     let py = value.py();
     let allowed = match writable {
-        true => "writable contiguous memory (numpy, torch CPU tensor or buffer), or a list of such",
-        false => "contiguous memory (bytes, numpy, torch CPU tensor or buffer), or a list of such",
+        true => "writable contiguous memory of plain numbers (numpy, torch CPU tensor or buffer), or a list of such",
+        false => "contiguous memory of plain numbers (bytes, numpy, torch CPU tensor or buffer), or a list of such",
     };
     let refuse = |why: String| invalid(py, what, format!("{} ({why})", type_name(value)), allowed);
     let view = bytes_view(value).map_err(|error| refuse(error.value(py).to_string()))?;
     let buffer = Buffer::new(&view, writable).map_err(|Refused(words)| refuse(words))?;
+    // Bytes of anything else may be pointers that the interpreter follows.
+    if !is_number(buffer.format()) {
+        return Err(refuse(format!("its elements, format {:?}, are no plain numbers", buffer.format())));
+    }
     if !buffer.c_contiguous() {
         return Err(refuse("not contiguous".to_string()));
     }

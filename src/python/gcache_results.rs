@@ -2,12 +2,13 @@
 
 use crate::client::{Counted, Got, Miss, Refusal, Stored};
 use crate::rpc::v1::{StatsReply, TierStats};
-use pyo3::exceptions::PyBufferError;
+use pyo3::exceptions::{PyBufferError, PyMemoryError};
 use pyo3::ffi;
 use pyo3::prelude::*;
 use pyo3::sync::PyOnceLock;
 use pyo3::types::{PyDict, PyMemoryView, PySlice, PyTuple};
 use std::ffi::c_int;
+use std::sync::Arc;
 
 /// Classes and members of enumerations that are looked up once.
 struct Classes {
@@ -88,13 +89,14 @@ pub(super) fn got<'py>(py: Python<'py>, got: &Got, bytes: Where<'_, 'py>) -> PyR
             make((status("HIT")?, *length, view, *layout))
         }
         Got::TooLong { length } => make((status("TOO_LONG")?, *length, None, 0)),
-        Got::Failed(refusal) => Err(refused(py, refusal)),
+        Got::Failed(_) => make((status("REFUSED")?, 0, None, 0)),
+        Got::Miss(Miss::NoMemory) => Err(no_memory()),
         Got::Miss(miss) => {
             let name = match miss {
-                Miss::Absent | Miss::Reused => "ABSENT",
+                Miss::Absent => "ABSENT",
                 Miss::Damaged => "DAMAGED",
                 Miss::Late => "LATE",
-                Miss::Unreachable | Miss::Refused | Miss::Overloaded | Miss::Ramp | Miss::NoNode => "UNREACHABLE",
+                _ => "UNREACHABLE",
             };
             make((status(name)?, 0, None, 0))
         }
@@ -109,35 +111,84 @@ pub(super) fn stored<'py>(py: Python<'py>, stored: &Stored) -> PyResult<Bound<'p
         Stored::Busy => "BUSY",
         Stored::NoRoom => "NO_ROOM",
         Stored::Corrupt => "CORRUPT",
+        Stored::Dropped(Miss::NoMemory) => return Err(no_memory()),
         Stored::Dropped(Miss::Late) => "LATE",
         Stored::Dropped(_) => "UNREACHABLE",
-        Stored::Failed(refusal) => return Err(refused(py, refusal)),
+        Stored::Failed(_) => "REFUSED",
     };
     classes(py)?.put_status.bind(py).getattr(name)
+}
+
+fn no_memory() -> PyErr {
+    PyMemoryError::new_err("no memory for the bytes of a value")
+}
+
+/// The refusal to raise: of the first object, where all of them were refused. A node that refuses takes nothing from what the
+/// others have answered.
+pub(super) fn unless_all_refused<'a>(
+    py: Python<'_>,
+    mut each: impl Iterator<Item = Option<&'a Arc<Refusal>>>,
+) -> PyResult<()> {
+    let Some(Some(first)) = each.next() else { return Ok(()) };
+    if each.all(|one| one.is_some()) { Err(refused(py, first)) } else { Ok(()) }
+}
+
+/// What a get says that was refused.
+pub(super) fn refusal_of_got(got: &Got) -> Option<&Arc<Refusal>> {
+    match got {
+        Got::Failed(refusal) => Some(refusal),
+        _ => None,
+    }
+}
+
+/// What a put says that was refused.
+pub(super) fn refusal_of_stored(stored: &Stored) -> Option<&Arc<Refusal>> {
+    match stored {
+        Stored::Failed(refusal) => Some(refusal),
+        _ => None,
+    }
+}
+
+/// Names of the nodes that refused.
+fn names<'py>(py: Python<'py>, refused: &[Arc<Refusal>]) -> PyResult<Bound<'py, PyTuple>> {
+    PyTuple::new(py, refused.iter().map(|refusal| &refusal.node))
 }
 
 /// A `Deleted`.
 pub(super) fn deleted<'py>(py: Python<'py>, counted: Counted) -> PyResult<Bound<'py, PyAny>> {
     let counted = accepted(py, counted)?;
-    classes(py)?.deleted.bind(py).call1((counted.count, PyTuple::new(py, counted.unanswered)?))
+    let refused = names(py, &counted.refused)?;
+    classes(py)?.deleted.bind(py).call1((counted.count, PyTuple::new(py, counted.unanswered)?, refused))
 }
 
 /// A `Verified`.
 pub(super) fn verified<'py>(py: Python<'py>, counted: Counted) -> PyResult<Bound<'py, PyAny>> {
     let counted = accepted(py, counted)?;
-    classes(py)?.verified.bind(py).call1((counted.count, counted.dropped, PyTuple::new(py, counted.unanswered)?))
+    let (refused, silent) = (names(py, &counted.refused)?, PyTuple::new(py, counted.unanswered)?);
+    classes(py)?.verified.bind(py).call1((counted.count, counted.dropped, silent, refused))
 }
 
-/// What was counted, unless a node refused.
+/// What was counted, unless everything was refused.
 pub(super) fn accepted(py: Python<'_>, counted: Counted) -> PyResult<Counted> {
-    match &counted.refused {
-        Some(refusal) => Err(refused(py, refusal)),
-        None => Ok(counted),
+    match counted.refused.first() {
+        Some(refusal) if counted.all_refused => Err(refused(py, refusal)),
+        _ => Ok(counted),
     }
 }
 
-/// A `Refused`.
+/// A `Closed`.
+pub(super) fn closed(py: Python<'_>) -> PyErr {
+    let made = py.import("mimo_cache.gcache.errors").and_then(|errors| errors.getattr("Closed")?.call0());
+    made.map_or_else(|error| error, PyErr::from_value)
+}
+
+/// A `Refused`, to raise.
 pub(super) fn refused(py: Python<'_>, refusal: &Refusal) -> PyErr {
+    refusal_object(py, refusal).map_or_else(|error| error, PyErr::from_value)
+}
+
+/// A `Refused`.
+pub(super) fn refusal_object<'py>(py: Python<'py>, refusal: &Refusal) -> PyResult<Bound<'py, PyAny>> {
     let code = match refusal.code {
         3 => "INVALID_ARGUMENT",
         7 => "PERMISSION_DENIED",
@@ -147,10 +198,7 @@ pub(super) fn refused(py: Python<'_>, refusal: &Refusal) -> PyErr {
         16 => "UNAUTHENTICATED",
         _ => "UNKNOWN",
     };
-    match classes(py).and_then(|c| c.refused.bind(py).call1((&refusal.node, code, &refusal.sentence))) {
-        Ok(error) => PyErr::from_value(error),
-        Err(error) => error,
-    }
+    classes(py)?.refused.bind(py).call1((&refusal.node, code, &refusal.sentence))
 }
 
 /// A `NodeStats`.

@@ -16,6 +16,7 @@ mod gcache;
 mod gcache_args;
 #[cfg(target_os = "linux")]
 mod gcache_results;
+mod gcache_wait;
 mod geometry;
 mod geometry_args;
 mod kv_group;

@@ -130,7 +130,7 @@ impl PiecesReader {
         while !bytes.is_empty() {
             match self.state {
                 State::Prefix => {
-                    self.hold(&mut bytes, PREFIX);
+                    hold(&mut self.held, &mut bytes, PREFIX);
                     if self.held.len() == PREFIX {
                         self.state = State::Head(message_length(&self.held)?);
                         self.held.clear();
@@ -149,7 +149,7 @@ impl PiecesReader {
                     }
                 }
                 State::Whole(length) => {
-                    self.hold(&mut bytes, length);
+                    hold(&mut self.held, &mut bytes, length);
                     if self.held.len() == length {
                         self.whole(pieces)?;
                     }
@@ -164,12 +164,6 @@ impl PiecesReader {
         matches!(self.state, State::Prefix) && self.held.is_empty()
     }
 
-    fn hold(&mut self, bytes: &mut &[u8], until: usize) {
-        let n = (until - self.held.len()).min(bytes.len());
-        self.held.extend_from_slice(&bytes[..n]);
-        *bytes = &bytes[n..];
-    }
-
     /// The check is the one that the message must have.
     fn verified<M: Carries>(&mut self, said: Option<u32>, found: u32) -> Result<u32, Malformed> {
         let check = check::compare(M::NAME, said, found)?;
@@ -182,7 +176,7 @@ impl PiecesReader {
         let State::Head(length) = self.state else { return Ok(()) };
         let before = self.held.len();
         let rest = *bytes;
-        self.hold(bytes, length.min(MOST_HEAD));
+        hold(&mut self.held, bytes, length.min(MOST_HEAD));
         match scan(&self.held, length, P::Message::PIECE_TAG) {
             Scan::More if self.held.len() < length.min(MOST_HEAD) => {}
             Scan::Piece { check, head, bytes: data, at } => {
@@ -205,11 +199,12 @@ impl PiecesReader {
     }
 
     fn whole<P: Pieces>(&mut self, pieces: &mut P) -> Result<(), P::Error> {
-        let mut message = <P::Message as prost::Message>::decode(self.held.as_slice())
-            .map_err(|e| Malformed::Unreadable(P::Message::NAME, e))?;
+        // Its parts are slices of what came, not copies.
+        let held = bytes::Bytes::from(std::mem::take(&mut self.held));
+        let mut message =
+            <P::Message as prost::Message>::decode(held).map_err(|e| Malformed::Unreadable(P::Message::NAME, e))?;
         let check = check::of(&message, self.seed.unwrap_or(check::FIRST));
         let check = self.verified::<P::Message>(message.check(), check)?;
-        self.held.clear();
         self.state = State::Prefix;
         let piece = message.take_piece();
         pieces.message(message, check)?;
@@ -220,6 +215,19 @@ impl PiecesReader {
         }
         Ok(())
     }
+}
+
+/// Moves bytes from the front of `bytes` behind `held`, until that has so many. Its memory grows with what comes: a length was
+/// only said, and never more than that is taken.
+pub(crate) fn hold(held: &mut Vec<u8>, bytes: &mut &[u8], until: usize) {
+    let n = until.saturating_sub(held.len()).min(bytes.len());
+    let least = held.len() + n;
+    if held.capacity() < least {
+        let room = (2 * held.capacity()).clamp(least, until);
+        held.reserve_exact(room - held.len());
+    }
+    held.extend_from_slice(&bytes[..n]);
+    *bytes = &bytes[n..];
 }
 
 /// The length in a message's prefix.

@@ -1,6 +1,6 @@
 //! The reader of pieces against the generated decoder, however the bytes are cut.
 
-use super::{Pieces, PiecesReader};
+use super::{Pieces, PiecesReader, hold};
 use crate::rpc::check;
 use crate::rpc::frame::{Carrier, PieceHead, put_head, put_message, put_sealed};
 use crate::rpc::v1::{GetReply, Miss, MissReason, Piece};
@@ -166,4 +166,19 @@ fn lengths_and_flags_are_bounded() {
     let mut bytes = BytesMut::new();
     put_message(&mut bytes, &GetReply::default());
     assert!(feed(&bytes, &[]).unwrap_err().contains("has no check"));
+}
+
+#[test]
+fn bytes_that_are_held_take_memory_as_they_come_and_never_more_than_was_said() {
+    const SAID: usize = 2 << 20;
+    let (mut held, part) = (Vec::new(), [7u8; 1000]);
+    while held.len() < SAID {
+        let mut bytes = &part[..];
+        hold(&mut held, &mut bytes, SAID);
+        assert!(held.capacity() <= (2 * held.len()).min(SAID), "{} of {}", held.capacity(), held.len());
+        assert_eq!(bytes.len(), if held.len() == SAID { part.len() - SAID % part.len() } else { 0 });
+    }
+    let mut more = &part[..];
+    hold(&mut held, &mut more, SAID);
+    assert_eq!((held.len(), more.len()), (SAID, part.len()));
 }

@@ -26,11 +26,12 @@ impl BootId {
 /// When the file's memory is taken.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum Prefault {
-    /// At once when the file is made, by several threads; in the background when it is attached, where its memory is
-    /// there already and only the mapping is missing.
+    /// At once, by several threads, when the file is made, or is attached and lacks some of its memory; refused where that
+    /// cannot be had. Where its memory is there already and only the mapping is missing, in the background.
     #[default]
     Threads,
-    /// At the first use of each page. A file system that is full then ends the process, so this is for tests and benches.
+    /// At the first use of each page. A file system or machine that is full then ends the process with a signal (SIGBUS), so
+    /// this is for tests and benches.
     OnUse,
 }
 

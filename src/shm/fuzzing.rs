@@ -14,7 +14,7 @@ pub fn read_superblock(bytes: &[u8], mend: bool) {
     if mend {
         superblock::mend(&mut page);
     }
-    let unfinished = superblock::is_unfinished(&page, true);
+    let unfinished = superblock::is_unfinished(&page);
     if let Ok(found) = superblock::read(&page) {
         assert!(!unfinished && found.geometry.slabs > 0);
         let g = &found.geometry;

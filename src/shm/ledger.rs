@@ -164,16 +164,19 @@ impl Ledger {
         self.index.part(self.key(tenant, &id.key)?, id.part)
     }
 
-    /// The object of this name with its header. One whose header is damaged is dropped and counted.
-    pub fn find_checked(&mut self, tenant: u64, id: &ObjectId) -> Option<(u32, Place, Header)> {
-        let object = self.find(tenant, id)?;
+    /// The object of this name with its header.
+    ///
+    /// # Errors
+    /// Its header is damaged; it was dropped and counted.
+    pub fn find_checked(&mut self, tenant: u64, id: &ObjectId) -> Result<Option<(u32, Place, Header)>, Damaged> {
+        let Some(object) = self.find(tenant, id) else { return Ok(None) };
         let place = self.place(&self.index.objects[object]);
         match self.header(&place) {
-            Ok(h) if h.meta.put.id == *id && h.meta.put.tenant == tenant => Some((object, place, h)),
+            Ok(h) if h.meta.put.id == *id && h.meta.put.tenant == tenant => Ok(Some((object, place, h))),
             _ => {
                 self.totals.damaged_headers += 1;
                 self.delete(object);
-                None
+                Err(Damaged)
             }
         }
     }

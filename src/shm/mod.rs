@@ -11,6 +11,7 @@
 //! - Time comes in as `now`, milliseconds of one monotonic clock of the caller's choice.
 //! - No async, no network: the node is built on top.
 
+mod available;
 mod classes;
 mod config;
 mod crc;

@@ -1,5 +1,6 @@
 //! Making a file, or attaching to one: what is accepted and what is refused.
 
+use super::available::{self, Available};
 use super::config::{BootId, Prefault, Recovery, StoreConfig};
 use super::error::ShmError;
 use super::layout::{ENTRY_BYTES, Geometry};
@@ -9,10 +10,13 @@ use super::superblock::{
     self, EPOCH_AT, Fault, MAGIC, MAGIC_NEW, MAX_EPOCH, PROCESS_AT, Page, Superblock, epoch_word, read_epoch,
 };
 use std::fs::File;
+use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 use std::time::Instant;
 
+/// Bytes that are looked at at once for one that is not zero.
+const BLANK_STEP: usize = 1 << 20;
 /// Epochs that are left over, so that a running process never lacks one.
 const SPARE_EPOCHS: u32 = 1000;
 
@@ -24,14 +28,24 @@ pub fn open(config: &StoreConfig, boot: BootId) -> Result<(Ledger, Recovery), Sh
     let mut page: Page = [0; size_of::<Page>()];
     let len = read_page(&file, &mut page).map_err(|e| io_error(&config.path, "read the superblock", e))?;
     let wanted = Superblock { geometry, fingerprint: config.fingerprint, boot };
-    let created = len == 0 || superblock::is_unfinished(&page, len == config.size_bytes);
+    let created = len == 0
+        || superblock::is_unfinished(&page)
+        || len == config.size_bytes && is_blank(&file, len).map_err(|e| io_error(&config.path, "read the file", e))?;
     let mut recovery = Recovery { created, ..Recovery::default() };
     let map = if recovery.created {
         make_file(config, file, &wanted)?
     } else {
         let found = superblock::read(&page).map_err(|fault| explain(config, fault))?;
         compare(config, &found, &wanted, len)?;
+        let holes = config.prefault == Prefault::Threads && available::taken(&file) < geometry.file_bytes;
+        if holes {
+            check_room(config, &file, geometry.file_bytes)?;
+        }
         let map = Mapped::new(file, &config.path, geometry, config.probe.clone())?;
+        if holes {
+            // It was made with `Prefault::OnUse`: a use of a hole that finds no memory would be answered with a signal.
+            map.populate()?;
+        }
         recovery.other_boot = found.boot != boot;
         if recovery.other_boot {
             make(&map, &wanted);
@@ -50,6 +64,18 @@ pub fn open(config: &StoreConfig, boot: BootId) -> Result<(Ledger, Recovery), Sh
     Ok((ledger, recovery))
 }
 
+/// Refuses a file of `bytes` whose memory cannot be had.
+fn check_room(config: &StoreConfig, file: &File, bytes: u64) -> Result<(), ShmError> {
+    let missing = bytes.saturating_sub(available::taken(file));
+    match Available::now(file).short_of(missing) {
+        None => Ok(()),
+        Some(reason) => {
+            let remedy = "configure a smaller size, or make room: a larger file system, more memory, a higher limit";
+            Err(refused(&config.path, format!("its {bytes} bytes cannot be had: {reason}"), remedy))
+        }
+    }
+}
+
 const REMOVE: &str = "remove the file to start empty";
 
 fn read_page(file: &File, page: &mut Page) -> std::io::Result<u64> {
@@ -59,7 +85,34 @@ fn read_page(file: &File, page: &mut Page) -> std::io::Result<u64> {
     Ok(len)
 }
 
+/// Whether the whole file is zeros. hugetlbfs cannot be marked before it is mapped, so that is how a file of just the right
+/// size looks whose making was interrupted there. A zero superblock with anything behind it is damage, or somebody else's file.
+fn is_blank(file: &File, len: u64) -> std::io::Result<bool> {
+    let mut block = vec![0u8; BLANK_STEP];
+    let mut at = 0;
+    while at < len {
+        // SAFETY: a plain call on an open file. Holes are zeros; where the file system knows of none, everything is read.
+        let data = unsafe { libc::lseek(file.as_raw_fd(), at as i64, libc::SEEK_DATA) };
+        at = match data {
+            -1 if std::io::Error::last_os_error().raw_os_error() == Some(libc::ENXIO) => return Ok(true),
+            -1 => at,
+            data => at.max(data as u64),
+        };
+        let part = block.len().min((len - at.min(len)) as usize);
+        file.read_exact_at(&mut block[..part], at)?;
+        if block[..part].iter().any(|byte| *byte != 0) {
+            return Ok(false);
+        }
+        at += part as u64;
+    }
+    Ok(true)
+}
+
 fn make_file(config: &StoreConfig, file: File, wanted: &Superblock) -> Result<Mapped, ShmError> {
+    if config.prefault == Prefault::Threads {
+        // Before anything of it is taken: the system would end processes, or the machine hang, where it cannot be had.
+        check_room(config, &file, config.size_bytes)?;
+    }
     let sized = |e| io_error(&config.path, "set the size of the file", e);
     // Emptied first, so that nothing of an interrupted making is left. The mark tells the next process that the file is
     // ours even if this one dies before it is mapped; hugetlbfs cannot be written to and goes without.

@@ -7,7 +7,7 @@
 
 use super::layout::{Word, state};
 use super::ledger::Ledger;
-use super::spans::NONE;
+use super::spans::{NONE, Span};
 use std::collections::VecDeque;
 
 /// Extents in whose neighbourhood a run is looked for before the whole file is.
@@ -51,6 +51,22 @@ impl Ledger {
             self.map.region.store(g.entry_at(first) + 8 * n as u64, words[n]);
         }
         self.spans.add(first, shape, class, words[0])
+    }
+
+    /// Writes the entry of a span anew where the file has something else there: bits flipped, since nobody else writes. What
+    /// this process knows of the span is the truth, so nothing of it is lost; the entry is what readers in other processes
+    /// compare, and what the next process goes by. Killed in between it leaves an entry that is still damaged, or right.
+    pub(super) fn mend_entry(&mut self, span: u32) {
+        let &Span { first, shape, word, .. } = self.spans.get(span);
+        let at = self.map.geometry.entry_at(first);
+        let words = shape.encode(first, Word(word).generation());
+        if (0..4).all(|n| self.map.region.load(at + 8 * n as u64) == words[n]) {
+            return;
+        }
+        for n in [1, 2, 3, 0] {
+            self.map.region.store(at + 8 * n as u64, words[n]);
+        }
+        self.totals.damaged_entries += 1;
     }
 
     /// Takes an empty span apart.

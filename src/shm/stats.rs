@@ -31,6 +31,15 @@ pub struct Totals {
     pub damaged_headers: u64,
     /// Values dropped because their bytes no longer match their CRCs.
     pub damaged_values: u64,
+    /// Entries of the slab table that had changed and were written anew; no value was lost.
+    pub damaged_entries: u64,
+}
+
+impl Totals {
+    /// Everything that was found damaged.
+    pub fn damaged(&self) -> u64 {
+        self.damaged_headers + self.damaged_values + self.damaged_entries
+    }
 }
 
 /// What is there now, and the totals.

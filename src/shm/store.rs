@@ -7,6 +7,7 @@ use super::error::ShmError;
 use super::ledger::{Answer, Ledger};
 use super::mapped::{Mapped, in_background};
 use super::object::{ChainKey, ObjectId, PutMeta};
+use super::span::Damaged;
 use super::stats::Stats;
 use super::values::{Pinned, Writer};
 use std::fs::File;
@@ -53,6 +54,14 @@ pub enum Begin {
     NoRoom,
     /// Write here.
     Slot(Writer),
+}
+
+/// What a look for a value finds.
+enum Looked {
+    Value(Pinned),
+    Absent,
+    /// Its header was damaged.
+    Dropped,
 }
 
 /// The memory tier of a node. Clones are the same store; the file is closed with the last of them, and of the pinned
@@ -160,17 +169,31 @@ impl Store {
     /// The value, pinned until dropped; counts as a use. Its bytes are not checked here: [`Pinned::verify`]. A value whose
     /// header is damaged is dropped, counted, and missing.
     pub fn get(&self, tenant: u64, id: &ObjectId) -> Option<Pinned> {
-        let mut ledger = self.shared.lock().ok()?;
-        let found = ledger.find_checked(tenant, id);
-        let Some((object, place, header)) = found.filter(|(object, ..)| ledger.pin(*object)) else {
+        match self.look(tenant, id) {
+            Looked::Value(value) => Some(value),
+            Looked::Absent | Looked::Dropped => None,
+        }
+    }
+
+    fn look(&self, tenant: u64, id: &ObjectId) -> Looked {
+        let Ok(mut ledger) = self.shared.lock() else { return Looked::Absent };
+        let found = match ledger.find_checked(tenant, id) {
+            Ok(found) => found.filter(|(object, ..)| ledger.pin(*object)),
+            Err(Damaged) => {
+                ledger.totals.misses += 1;
+                return Looked::Dropped;
+            }
+        };
+        let Some((object, place, header)) = found else {
             ledger.totals.misses += 1;
-            return None;
+            return Looked::Absent;
         };
         ledger.refresh(object);
+        ledger.mend_entry(place.slot.span);
         ledger.totals.hits += 1;
         let span_word = ledger.spans.get(place.slot.span).word;
         let span_at = self.shared.map.geometry.entry_at(ledger.spans.get(place.slot.span).first);
-        Some(Pinned::new(self.shared.clone(), object, header, &place, (span_at, span_word)))
+        Looked::Value(Pinned::new(self.shared.clone(), object, header, &place, (span_at, span_word)))
     }
 
     /// A place for a value. Evicts as needed; memory taken by it is bounded by the file.
@@ -223,9 +246,14 @@ impl Store {
         count
     }
 
-    /// Compares a value with its CRCs and drops it if they differ: for reports of readers. True if it was dropped.
+    /// Compares a value with its CRCs, and its header with the header's, and drops it if they differ: for reports of readers.
+    /// True if it was dropped.
     pub fn drop_if_damaged(&self, tenant: u64, id: &ObjectId) -> bool {
-        let Some(value) = self.get(tenant, id).filter(|value| !value.verify()) else { return false };
+        let value = match self.look(tenant, id) {
+            Looked::Value(value) if !value.verify() => value,
+            Looked::Dropped => return true,
+            Looked::Value(_) | Looked::Absent => return false,
+        };
         let Ok(mut ledger) = self.shared.lock() else { return false };
         // It is pinned, so unless it was deleted meanwhile its record is the one that was found.
         let same = ledger.find(tenant, id) == Some(value.object());

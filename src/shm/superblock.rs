@@ -61,10 +61,9 @@ pub fn readable() -> (u32, u32) {
     (VERSIONS[0].0, VERSIONS[VERSIONS.len() - 1].0)
 }
 
-/// Whether the file was only begun: nothing in it was ever served. Zeros say so in a file of just the right size only
-/// (hugetlbfs cannot be marked before it is mapped); another one is somebody else's.
-pub fn is_unfinished(page: &Page, right_size: bool) -> bool {
-    number(page, 0) == MAGIC_NEW || right_size && page.iter().all(|b| *b == 0)
+/// Whether the file says that it was only begun: nothing in it was ever served.
+pub fn is_unfinished(page: &Page) -> bool {
+    number(page, 0) == MAGIC_NEW
 }
 
 /// Reads a superblock of any readable version.
@@ -165,7 +164,7 @@ mod tests {
         for bit in 0..SUM_END * 8 {
             let mut bad = good;
             bad[bit / 8] ^= 1 << (bit % 8);
-            assert!(read(&bad).is_err() && !is_unfinished(&bad, true), "bit {bit}");
+            assert!(read(&bad).is_err() && !is_unfinished(&bad), "bit {bit}");
         }
     }
 

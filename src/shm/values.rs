@@ -80,7 +80,6 @@ pub struct Pinned {
     object: u32,
     header: Header,
     at: SharedRef,
-    slot_bytes: u64,
 }
 
 impl Pinned {
@@ -93,7 +92,7 @@ impl Pinned {
             span_at: span.0,
             span_word: span.1,
         };
-        Pinned { shared, object, header, at, slot_bytes: place.slot_bytes }
+        Pinned { shared, object, header, at }
     }
 
     pub(super) fn object(&self) -> u32 {
@@ -111,7 +110,10 @@ impl Pinned {
 
     /// Where the value lies in this process, and the bytes of its slot. Only this value's bytes mean anything.
     pub fn slot(&self) -> (*mut u8, usize) {
-        (self.shared.map.region.address(self.at.offset, self.slot_bytes).cast_mut(), self.slot_bytes as usize)
+        let classes = &self.shared.map.classes;
+        // The class of its length; a value is in no other.
+        let bytes = classes.find(self.at.len).map_or(self.at.len, |class| classes.shape(class).slot_bytes());
+        (self.shared.map.region.address(self.at.offset, bytes).cast_mut(), bytes as usize)
     }
 
     /// Its name.

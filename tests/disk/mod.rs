@@ -1,12 +1,16 @@
 //! What the tests of the disk tier have in common: small directories, values that can be told apart, calls that wait.
-#![allow(dead_code)]
+#![allow(dead_code)] // each binary uses its part
 
 pub mod script;
+#[path = "../values/mod.rs"]
+mod values;
 pub mod world;
+
+pub use values::*;
 
 use mimo_cache::disk::memory::Memory;
 use mimo_cache::disk::{Aligned, Buffer, Disk, DiskConfig, DiskError, DiskRecovery, Put, PutOutcome, Target, Worker};
-use mimo_cache::shm::{ChainKey, ObjectId, PutMeta, chunk_crcs};
+use mimo_cache::shm::{ObjectId, PutMeta, chunk_crcs};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -49,31 +53,6 @@ impl Drop for TempDir {
     fn drop(&mut self) {
         let _ = std::fs::remove_dir_all(&self.0);
     }
-}
-
-pub fn mix(a: u64, b: u64) -> u64 {
-    let mut x = a.wrapping_add(b.wrapping_mul(0x9e37_79b9_7f4a_7c15)).wrapping_add(0x1234_5678);
-    x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-    x = (x ^ (x >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-    x ^ (x >> 31)
-}
-
-pub fn key(n: u64) -> ChainKey {
-    let mut key = [0; 32];
-    for (i, word) in key.chunks_exact_mut(8).enumerate() {
-        word.copy_from_slice(&mix(n, i as u64).to_le_bytes());
-    }
-    key
-}
-
-pub fn id(n: u64, part: u8) -> ObjectId {
-    ObjectId { key: key(n), part }
-}
-
-/// Bytes that depend on the seed everywhere.
-pub fn value(seed: u64, len: usize) -> Vec<u8> {
-    let words = (0..len.div_ceil(8) as u64).flat_map(|n| mix(seed, n).to_le_bytes());
-    words.take(len).collect()
 }
 
 pub fn meta(id: ObjectId, len: usize) -> PutMeta {

@@ -12,7 +12,7 @@ import sysconfig
 import tempfile
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -36,9 +36,18 @@ def program(name: str) -> str:
 class RunningNode:
     """One `gcache-node` process; its memory file outlives it until the folder goes."""
 
-    def __init__(self, folder: Path, name: str, settings: dict[str, str], config: str = "") -> None:
-        self.folder, self.name, self.settings = folder, name, settings
-        self.port = 0
+    def __init__(
+        self,
+        folder: Path,
+        name: str,
+        settings: dict[str, str],
+        config: str = "",
+        within: Sequence[str] = (),
+        port: int = 0,
+    ) -> None:
+        """`within`: a command that runs the node, in a namespace for instance. `port` 0: a free one."""
+        self.folder, self.name, self.settings, self.within = folder, name, settings, list(within)
+        self.port = port
         self.log: list[dict[str, Any]] = []
         (folder / f"{name}.toml").write_text(
             f'name = "{name}"\nlisten = ["127.0.0.1:0", "unix:{folder}/{{name}}.sock"]\nmetrics = "localhost:0"\n'
@@ -48,8 +57,9 @@ class RunningNode:
         self.start()
 
     def start(self) -> None:
-        """Starts the process, with the port it had before."""
-        command = [program("gcache-node"), "--config", str(self.folder / f"{self.name}.toml")]
+        """Starts the process, with the port it had before; RuntimeError with its words where it does not serve."""
+        self.__dict__.pop("serving", None)
+        command = [*self.within, program("gcache-node"), "--config", str(self.folder / f"{self.name}.toml")]
         command += [f"--set={key}={value}" for key, value in self.settings.items()]
         if self.port:
             command += [f"--port={self.port}"]
@@ -129,7 +139,7 @@ def _state(task: Path) -> str:
 
 
 @contextmanager
-def nodes(*names: str, config: str = "", **settings: str) -> Iterator[list[RunningNode]]:
+def nodes(*names: str, config: str = "", within: Sequence[str] = (), **settings: str) -> Iterator[list[RunningNode]]:
     """Nodes with these names; settings with `__` for the dot."""
     shm = Path("/dev/shm")
     with tempfile.TemporaryDirectory(dir=shm if shm.is_dir() else None) as folder:
@@ -137,7 +147,7 @@ def nodes(*names: str, config: str = "", **settings: str) -> Iterator[list[Runni
         try:
             for name in names:
                 keys = {key.replace("__", "."): value for key, value in settings.items()}
-                running.append(RunningNode(Path(folder), name, keys, config))
+                running.append(RunningNode(Path(folder), name, keys, config, within))
             yield running
         finally:
             for node in running:

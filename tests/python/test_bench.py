@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -79,6 +80,20 @@ def test_command_line(capsys: pytest.CaptureFixture[str]) -> None:
     answer = json.loads(capsys.readouterr().out.splitlines()[-1])
     assert [f["name"] for f in answer["figures"]] == ["peek_overhead"]
     assert list(answer["checks"]) == ["peek_overhead"]
+
+
+def test_a_node_with_a_disk(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    parts = ["demote", "promotion", "quiet"]
+    words = ["disk", "--json", "--scale", "0.02", "--runs", "1", "--dir", str(tmp_path), "--only", *parts]
+    assert bench.main(words) == 0
+    answer = json.loads(capsys.readouterr().out.splitlines()[-1])
+    figures = {f["name"]: f["median"] for f in answer["figures"]}
+    assert figures["node_cold_get_32"] > 0
+    assert [figures[f"promotion_new_get_{n}_from_memory"] for n in (1, 2, 3)] == [0, 0, 1]
+    assert [figures[f"promotion_hot_get_{n}_from_memory"] for n in (1, 2, 3)] == [0, 1, 1]
+    assert figures["quiet_device_bytes"] == 0
+    assert set(answer["checks"]) == {"promotion", "promotion_new", "disk_idle_io", "disk_idle_cpu"}
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize(

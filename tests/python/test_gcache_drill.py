@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -10,6 +11,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -33,9 +35,13 @@ def test_ten_thousand_values_survive_kill_9(capsys: pytest.CaptureFixture[str]) 
     assert all(f"node-{n}" in out for n in (1, 2, 3)), "the table of gcachectl status"
 
 
+def children(process: subprocess.Popen[Any]) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()]
+
+
 def kill_nodes(up: subprocess.Popen[str]) -> None:
-    for child in Path(f"/proc/{up.pid}/task/{up.pid}/children").read_text().split():
-        os.kill(int(child), signal.SIGKILL)
+    for child in children(up):
+        os.kill(child, signal.SIGKILL)
 
 
 def test_one_command_starts_three_nodes_and_keeps_them(tmp_path_factory: pytest.TempPathFactory) -> None:
@@ -72,6 +78,29 @@ def test_one_command_starts_three_nodes_and_keeps_them(tmp_path_factory: pytest.
             for file in folder.iterdir():
                 file.unlink()
             folder.rmdir()
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
+@pytest.mark.parametrize("command", [["up", "--port=0", "--memory=16"], ["drill", "--values=4000"]])
+def test_no_node_is_left_when_the_command_is_ended(tmp_path: Path, command: list[str], number: signal.Signals) -> None:
+    """SIGHUP is what a terminal that is closed sends."""
+    words = [*command, "--nodes=2", *([f"--folder={tmp_path}"] if command[0] == "up" else [])]
+    run = [sys.executable, "-m", "mimo_cache.cli", "gcache", *words]
+    with subprocess.Popen(run, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as up:
+        try:
+            until = time.monotonic() + PATIENCE
+            while len(found := children(up)) < 2:
+                assert up.poll() is None
+                assert time.monotonic() < until, "the nodes are not started"
+                time.sleep(0.01)
+            up.send_signal(number)
+            up.wait(PATIENCE)
+            assert [pid for pid in found if Path(f"/proc/{pid}").exists()] == []
+        finally:
+            for pid in children(up) if up.poll() is None else found:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            up.kill()
 
 
 @pytest.mark.parametrize(

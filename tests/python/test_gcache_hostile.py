@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
-import struct
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -13,6 +12,7 @@ from typing import Any
 import grpc
 import pytest
 
+from gcache_fast import fast, head
 from gcache_nodes import RunningNode, key_of, nodes, object_of, value_of
 from mimo_cache import gcache
 from mimo_cache._core import crc32c
@@ -134,7 +134,7 @@ def test_gets_that_break_a_rule(stub: Any) -> None:
 
 def test_a_message_beyond_the_limit(stub: Any) -> None:
     request = pb.ExistsRequest(version=1, runs=keys(bytes(3 << 20)))
-    refused(_One(stub.Exists, request), CODE.OUT_OF_RANGE, "too large")
+    refused(_One(stub.Exists, request), CODE.OUT_OF_RANGE, "allowed is at most 2097152")
 
 
 def test_bytes_that_are_no_message(node: RunningNode) -> None:
@@ -313,102 +313,6 @@ def test_half_a_handshake(node: RunningNode) -> None:
             with contextlib.suppress(ConnectionResetError):
                 while one.recv(65536):
                     pass
-
-
-def fast(node: RunningNode) -> socket.socket:
-    one = socket.socket(socket.AF_UNIX)
-    one.settimeout(20)
-    one.connect(f"{node.folder}/a.fast")
-    return one
-
-
-def head(kind: int, count: int = 0, tenant: int = 0, sequence: int = 0, magic: bytes = b"gcf1") -> bytes:
-    return magic + struct.pack("<BBHQQ", kind, 0, count, tenant, sequence)
-
-
-def exactly(one: socket.socket, count: int) -> bytes:
-    data = b""
-    while len(data) < count:
-        more = one.recv(count - len(data))
-        assert more, f"the node closed after {len(data)} of {count} bytes"
-        data += more
-    return data
-
-
-def greeted(node: RunningNode) -> tuple[socket.socket, int]:
-    one = fast(node)
-    one.sendall(head(1))
-    message, descriptors, _, _ = socket.recv_fds(one, 56, 4)
-    assert len(message) == 56
-    assert len(descriptors) == 1
-    assert struct.unpack("<QQIIQ", message[24:])[2] == 1
-    return one, descriptors[0]
-
-
-@pytest.mark.parametrize(
-    ("sent", "words"),
-    [
-        (head(1, magic=b"GET "), "starts with"),
-        (head(9), "kind 9"),
-        (head(4), "kind 4"),
-        (head(2, 257), "count of a Get is 257"),
-        (head(2, 0), "count of a Get is 0"),
-        (head(1, 5000), "count of a Hello is 5000"),
-        (head(3), "must be a Hello"),
-        (head(2, 1) + bytes(40), "must be a Hello"),
-        (head(1) + head(2, 1) + KEY + b"\x40" + bytes(7), "part is 64"),
-    ],
-)
-def test_the_same_host_path_refuses(node: RunningNode, sent: bytes, words: str) -> None:
-    with fast(node) as one:
-        one.sendall(sent)
-        data = b""
-        while more := one.recv(65536):
-            data += more
-        assert words in data.decode(errors="replace")
-
-
-def test_the_same_host_path_shows_values_where_they_lie(node: RunningNode) -> None:
-    value = value_of(CHUNK + 77, "fast")
-    name = object_of("fast")
-    with connect([node.address], tenant=8, deadline=20) as client:
-        client.put([PutItem(name, value)])
-        one, descriptor = greeted(node)
-        with one:
-            with pytest.raises(OSError, match="Bad file descriptor"):
-                os.write(descriptor, b"x")
-            one.sendall(head(2, 2, 8, 5) + (name.key + b"\0" + bytes(7)) + (name.key + b"\1" + bytes(7)))
-            reply = exactly(one, 24 + 2 * 64 + 2 * 4)
-            outcome, _, offset, length, header_at, header_word = struct.unpack("<IIQQQQ", reply[24:64])
-            assert (outcome, length, reply[88:92]) == (0, len(value), struct.pack("<I", 1))
-            assert os.pread(descriptor, length, offset) == value
-            assert struct.unpack("<Q", os.pread(descriptor, 8, header_at))[0] == header_word
-            assert struct.unpack("<2I", reply[-8:]) == (crc32c(value[:CHUNK]), crc32c(value[CHUNK:]))
-            held = client.stats()["a"]
-            assert held is not None
-            assert held.tiers[0].held_slots == 1
-            one.sendall(head(2, 1, 8, 5) + name.key + bytes(8))
-            assert b"sequence number 5" in one.recv(4096), "a number that is not released"
-        os.close(descriptor)
-        until = time.monotonic() + 20
-        while (held := client.stats()["a"]) is None or held.tiers[0].held_slots:
-            assert time.monotonic() < until, "pins end with the connection"
-            time.sleep(0.05)
-
-
-def test_pins_of_a_sleeping_reader_end(node: RunningNode) -> None:
-    name = object_of("sleeper")
-    with connect([node.address], tenant=8, deadline=20) as client:
-        client.put([PutItem(name, b"value")])
-        one, descriptor = greeted(node)
-        os.close(descriptor)
-        with one:
-            one.sendall(head(2, 1, 8, 1) + name.key + bytes(8))
-            exactly(one, 24 + 64 + 4)
-            until = time.monotonic() + 20
-            while (held := client.stats()["a"]) is None or held.tiers[0].held_slots:
-                assert time.monotonic() < until
-                time.sleep(0.1)
 
 
 def test_tokens(tmp_path: Any) -> None:

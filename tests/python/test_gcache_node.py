@@ -24,6 +24,7 @@ from mimo_cache.gcache import (
     ObjectId,
     PutItem,
     PutStatus,
+    Verified,
     connect,
     connect_async,
     extents_of,
@@ -85,7 +86,7 @@ def test_parts_make_masks(client: Client) -> None:
     assert client.put([PutItem(ObjectId(key, p, key), b"x" * (p + 1)) for p in parts]) == [PutStatus.STORED] * 5
     assert client.exists([key, key_of("other"), key]) == [sum(1 << p for p in parts), 0, sum(1 << p for p in parts)]
     assert client.touch([ObjectId(key, p, key) for p in (63, 1, 2)]) == 2
-    assert client.verify([ObjectId(key, p, key) for p in (63, 1, 2)]) == (2, 0, ())
+    assert client.verify([ObjectId(key, p, key) for p in (63, 1, 2)]) == Verified(2, 0, ())
 
 
 def test_buffers_of_any_kind(client: Client) -> None:

@@ -12,7 +12,7 @@ from gcache_nodes import object_of, value_of
 from mimo_cache._core import crc32c
 from mimo_cache.gcache import GetResult, GetStatus, PutItem, PutStatus
 from mimo_cache.gcache.errors import Broken
-from mimo_cache.gcache.peer import LONGEST_PAUSE, Breaker
+from mimo_cache.gcache.peer import LATE_CALLS, LONGEST_PAUSE, Breaker
 from mimo_cache.gcache.plan import shares
 from mimo_cache.gcache.ring import Node, Ring
 from mimo_cache.gcache.seal import sealed
@@ -181,3 +181,19 @@ def test_the_breaker_waits_longer_each_time_and_lets_one_try() -> None:
     breaker.worked()
     assert breaker.allows(0.0)
     assert breaker.allows(0.0)
+
+
+def test_the_breaker_blames_a_node_for_being_late_only_where_it_had_time() -> None:
+    breaker = Breaker()
+    for turn in range(LATE_CALLS - 1):
+        breaker.late(1.0 * turn, 1e-6, 0)
+        assert breaker.allows(1.0 * turn)
+    breaker.worked()
+    for _ in range(LATE_CALLS - 1):
+        breaker.late(9.0, 0.5, 100_000_000)
+        assert breaker.allows(9.0), "it may take longer for so many bytes"
+    breaker.late(9.0, 0.5, 100_000_000)
+    assert not breaker.allows(9.0), "one after the other counts"
+    breaker.worked()
+    breaker.late(9.0, 0.53, 100_000_000)
+    assert not breaker.allows(9.0)

@@ -299,7 +299,9 @@ def test_the_tokenizer_is_the_identity_on_bytes(tmp_path: Path) -> None:
     assert tokenizer.get_vocab_size() == Shape().vocab
     assert tokenizer.encode("a<|endoftext|>").ids == [97, EOS]
 
-    @given(st.text(max_size=40) | st.sampled_from(["  two  blanks\t\r\n", " ,don't . ", "é\u2028漢\U0001f600\x00\x7f"]))
+    plain = st.text(max_size=40).filter(lambda text: "<|endoftext|>" not in text)
+
+    @given(plain | st.sampled_from(["  two  blanks\t\r\n", " ,don't . ", "é\u2028漢\U0001f600\x00\x7f"]))
     def check(text: str) -> None:
         ids = tokenizer.encode(text).ids
         assert ids == list(text.encode())

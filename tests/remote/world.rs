@@ -135,7 +135,7 @@ impl World {
                     let place = if on_disk { Where::Disk } else { Where::Remote };
                     return Some(((*found).as_ref().to_vec(), place));
                 }
-                Fetch::Absent => return None,
+                Fetch::Absent | Fetch::Crowded => return None,
                 Fetch::Damaged => panic!("nothing was damaged"),
             }
         }

@@ -1,8 +1,8 @@
 """`mimo-cache bench NAME`: measures this build on this machine.
 
-`tree`, `model` and `gcache` run the scenarios that `docs/performance.md` describes. The contract of the output is in
-`docs/cli.md`; the exit code is 0 when every figure that has a floor was measured, whatever it came to, and 1 when one
-could not be.
+`tree`, `model`, `gcache` and `disk` run the scenarios that `docs/performance.md` describes. The contract of the output
+is in `docs/cli.md`; the exit code is 0 when every figure that has a floor was measured, whatever it came to, and 1 when
+one could not be.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import argparse
 import json
 import sys
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from mimo_cache._files import check_writable
@@ -23,6 +24,8 @@ __all__ = ["main"]
 
 GCACHE_PARTS = ("transfer", "latency", "exists", "sizes", "restart", "idle")
 """Parts of `bench gcache`, whose module needs Linux."""
+DISK_PARTS = ("read", "write", "sizes", "recovery", "segments", "wear", "demote", "promotion", "quiet")
+"""Parts of `bench disk`, whose module needs Linux."""
 MODEL_PARTS = ("ttft", "bookkeeping", "decode")
 """Parts of `bench model`, whose module needs torch."""
 
@@ -60,13 +63,18 @@ def _parser() -> argparse.ArgumentParser:
     three.add_argument("--no-peer", action="store_true", help="do not run the peers")
     _common(three, GCACHE_PARTS)
     three.set_defaults(measure=_gcache, plot=None)
+    four = names.add_parser("disk", help="the disk tier beside fio, and a node with a disk")
+    four.add_argument("--dir", type=Path, metavar="DIR", help="directory on the disk to measure (the temporary one)")
+    _common(four, DISK_PARTS, most_scale=10)
+    four.set_defaults(measure=_disk, plot=None)
     return top
 
 
-def _common(parser: argparse.ArgumentParser, parts: Sequence[str]) -> None:
+def _common(parser: argparse.ArgumentParser, parts: Sequence[str], most_scale: float = 1) -> None:
     parser.add_argument("--json", action="store_true", help="print one JSON object as the last line of stdout")
     parser.add_argument("--runs", type=_runs, default=5, help="runs per figure, of which the median counts (5)")
-    parser.add_argument("--scale", type=_scale, default=1.0, help="below 1: smaller scenarios, for a quick look (1.0)")
+    scale = partial(_scale, most_scale)
+    parser.add_argument("--scale", type=scale, default=1.0, help="below 1: smaller scenarios, for a quick look (1.0)")
     parser.add_argument("--only", nargs="+", choices=parts, metavar="PART", help=f"some of {', '.join(parts)}")
 
 
@@ -95,6 +103,13 @@ def _gcache(args: argparse.Namespace) -> tuple[list[Figure], tuple[str, ...]]:
     return gcache.run(options), options.parts
 
 
+def _disk(args: argparse.Namespace) -> tuple[list[Figure], tuple[str, ...]]:
+    from mimo_cache.bench import disk  # noqa: PLC0415  needs the node's programs
+
+    options = disk.Options(args.runs, args.scale, tuple(args.only or DISK_PARTS), args.dir)
+    return disk.run(options), options.parts
+
+
 def _runs(text: str) -> int:
     value = int(text)
     if not 1 <= value <= 100:
@@ -102,8 +117,8 @@ def _runs(text: str) -> int:
     return value
 
 
-def _scale(text: str) -> float:
+def _scale(most: float, text: str) -> float:
     value = float(text)
-    if not 0 < value <= 1:
-        raise argparse.ArgumentTypeError(f"{value}, allowed is more than 0 and at most 1")
+    if not 0 < value <= most:
+        raise argparse.ArgumentTypeError(f"{value}, allowed is more than 0 and at most {most:g}")
     return value

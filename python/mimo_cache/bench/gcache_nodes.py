@@ -33,6 +33,17 @@ class Node(LocalNode):
         fields = Path(f"/proc/{self.process.pid}/stat").read_text().rsplit(")", 1)[1].split()
         return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
+    def cpu_nanoseconds(self) -> int:
+        """The same, of its threads that live, to the nanosecond."""
+        tasks = Path(f"/proc/{self.process.pid}/task").iterdir()
+        return sum(int((task / "schedstat").read_text().split()[0]) for task in tasks)
+
+    def io_bytes(self) -> tuple[int, int]:
+        """Bytes that the process has moved to and from devices, and by calls (those of sockets and bells included)."""
+        lines = Path(f"/proc/{self.process.pid}/io").read_text().splitlines()
+        counts = {name: int(value) for name, value in (line.split(": ") for line in lines)}
+        return counts["read_bytes"] + counts["write_bytes"], counts["rchar"] + counts["wchar"]
+
     def shared_view(self, size: int) -> npt.NDArray[np.uint8]:
         """The last `size` bytes of the node's memory file, warm: what a copy of as many bytes starts from."""
         with (self.folder / f"{self.name}.memory").open("rb") as file:

@@ -32,6 +32,9 @@ def _ratio(bound: float) -> Callable[[Figure], bool]:
     return lambda f: f.ratio is not None and f.ratio <= bound
 
 
+DISK_SIZES = (1 << 20, 64 << 10, 4 << 10)
+"""Bytes of the values that `benches/disk_tier/rates.rs` reads and writes beside fio."""
+
 FLOORS = (
     Floor("turn", "turn", "turn", _ratio(1 / 3), "(a) whole turn at most 1/3 of the peer's"),
     Floor("match_1_node", "match", "match_cold_1", _ratio(1.3), "(b) 1 node at most 1.3 x memcmp"),
@@ -69,6 +72,31 @@ FLOORS = (
     Floor("restart", "restart", "restart_serving", _most(2.0), "serving within 2 s of kill -9"),
     Floor("restart_present", "restart", "restart_present", _least(1.0), "100 % present after kill -9"),
     Floor("idle", "idle", "idle_core", _most(1.0), "an idle node under 1 % of a core"),
+    *(
+        Floor(
+            f"cold_get_{size}",
+            "read",
+            f"cold_get_{size}_vs_fio",
+            _least(0.9),
+            f"cold gets of {size} at least 0.9 x fio",
+        )
+        for size in DISK_SIZES
+    ),
+    *(
+        Floor(f"put_{size}", "write", f"put_{size}_vs_fio", _least(0.8), f"sustained puts of {size} at least 0.8 x fio")
+        for size in DISK_SIZES
+    ),
+    Floor("recovery", "recovery", "recovery", _most(3.0), "1 M objects on disk found within 3 s"),
+    Floor("disk_index", "recovery", "index_bytes", _most(40.0), "at most 40 bytes of index per object on disk"),
+    Floor("wear", "wear", "write_amplification", _most(1.3), "write amplification at most 1.3 with 80 % alive"),
+    Floor(
+        "promotion", "promotion", "promotion_hot_get_2_from_memory", _least(1.0), "2nd get of a hot value from memory"
+    ),
+    Floor("promotion_new", "promotion", "promotion_new_get_3_from_memory", _least(1.0), "3rd get of any from memory"),
+    Floor(
+        "disk_idle_io", "quiet", "quiet_device_bytes", _most(0.0), "an idle node with a disk reads and writes nothing"
+    ),
+    Floor("disk_idle_cpu", "quiet", "quiet_core", _most(0.1), "an idle node with a disk under 0.1 % of a core"),
 )
 """One for each bound that the project set itself."""
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -26,14 +27,29 @@ def tree() -> Path | None:
 
 def rust(name: str, scale: float) -> dict[str, Figure]:
     """Figures of one scenario of `benches/tree.rs`; empty without a source tree or cargo."""
+    figures = rust_bench("tree", [name, *(["quick"] if scale < 1 else [])])
+    return {f.name: f for f in figures}
+
+
+def rust_bench(bench: str, words: list[str]) -> list[Figure]:
+    """Figures of `benches/BENCH.rs` with these arguments; none without a source tree or cargo."""
     root = tree()
     if root is None or shutil.which("cargo") is None:
-        say(f"rust {name}: needs cargo and a source tree (MIMO_CACHE_SOURCE), not measured")
-        return {}
-    command = ["cargo", "bench", "--quiet", "--bench", "tree", "--", name, *(["quick"] if scale < 1 else [])]
-    done = subprocess.run(command, cwd=root, check=True, stdout=subprocess.PIPE, text=True)
-    figures = json.loads(done.stdout.splitlines()[-1])["figures"]
-    return {f["name"]: Figure(f["name"], f["unit"], f["median"], f["spread"]) for f in figures}
+        say(f"rust {' '.join(words)}: needs cargo and a source tree (MIMO_CACHE_SOURCE), not measured")
+        return []
+    command = ["cargo", "bench", "--quiet", "--bench", bench, "--", *words]
+    # A group of its own, since cargo does not end what it runs when it is ended.
+    process = subprocess.Popen(command, cwd=root, stdout=subprocess.PIPE, text=True, start_new_session=True)
+    try:
+        output, _ = process.communicate()
+    except BaseException:
+        os.killpg(process.pid, signal.SIGTERM)
+        process.wait()
+        raise
+    if process.returncode != 0:
+        raise subprocess.CalledProcessError(process.returncode, command)
+    figures = json.loads(output.splitlines()[-1])["figures"]
+    return [Figure(f["name"], f["unit"], f["median"], f["spread"], f.get("against"), f.get("ratio")) for f in figures]
 
 
 def instructions(scale: float) -> dict[str, float]:

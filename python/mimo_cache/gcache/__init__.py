@@ -18,7 +18,8 @@ have
 | `touch(ids)` | how many are there; give the tail of a prefix first and its head last |
 | `delete(ids)` | a `Deleted`: how many were there, and nodes that could not be asked |
 | `verify(ids)` | a `Verified`: how many are sound, how many the node found damaged and dropped |
-| `stats()` | for each node's name its `NodeStats`, or None where it did not answer |
+| `stats()` | for each node's name its `NodeStats`, or None where it did not answer or refused |
+| `refusals()` | for each node's name the `Refused` that it answered last; nodes that answered since are not there |
 | `locate(extent)` | name of the node that owns an extent, without asking anybody |
 | `close()` | ends the connections; a client is a context manager too |
 
@@ -27,13 +28,17 @@ have
   (`docs/placement.md`). `extents_of(keys, extent_pages)` gives it for the pages of a prefix.
 - **Buffers.** Values are anything with the buffer protocol and contiguous memory (bytes, numpy; torch through
   `.numpy()`), in any shape and dtype; bytes count. `into` gives one writable buffer for each id; bytes are copied
-  there as they come. A value longer than its buffer is a miss. A buffer whose result is no hit holds anything.
+  there as they come, so no two may overlap. A value longer than its buffer is a miss. A buffer whose result is no hit
+  holds anything.
 - **Time.** Every call takes `deadline` in seconds, by default the client's; it bounds what one node may take. A dead,
   hung or slow node costs one deadline, then it is left alone for a while that doubles up to 30 s: what it owns is a
-  miss at once.
+  miss at once. Where a call had less than 20 ms and a second for each 200 MB, only the fourth in a row counts.
 - **Errors.** Nodes that cannot be reached or are too busy are misses, never exceptions. What the caller did wrong
-  raises `InvalidArgument`; what a node refuses (a tenant without rights, another version) raises `Refused` with its
-  sentence.
+  raises `InvalidArgument`, before anything is sent, and a call after `close()` raises `Closed`. What one node refuses
+  (a tenant without rights, another version, a node of another name at its address) has the status `REFUSED`, a mask of
+  0, or the node's name in `refused`; `refusals()` has the sentence. A call that was refused whole raises `Refused`.
+- **Ends.** `close()` makes misses of what runs. ^C, or the cancellation of a task, ends what runs for a call before it
+  leaves the call: buffers are the caller's again.
 - **Checks.** Every chunk is compared with the CRC32C that its writer computed; a difference is a miss with the status
   `DAMAGED`, is told to the node, and never raises.
 - A `Client` may be used by many threads, an `AsyncClient` by the tasks of one loop.
@@ -42,7 +47,7 @@ have
 import importlib
 from typing import TYPE_CHECKING, Any
 
-from mimo_cache.gcache.errors import GCacheError, InvalidArgument, Refused
+from mimo_cache.gcache.errors import Closed, GCacheError, InvalidArgument, Refused
 from mimo_cache.gcache.ring import Node, Ring, extents_of
 from mimo_cache.gcache.types import (
     Deleted,
@@ -79,6 +84,7 @@ def __getattr__(name: str) -> Any:
 __all__ = [
     "AsyncClient",
     "Client",
+    "Closed",
     "Deleted",
     "GCacheError",
     "GetResult",

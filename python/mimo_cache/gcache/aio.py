@@ -6,15 +6,15 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from types import TracebackType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import grpc
 import grpc.aio
 
 from mimo_cache.gcache import checks, plan
-from mimo_cache.gcache.client import ClientBase, Late
-from mimo_cache.gcache.errors import Broken
-from mimo_cache.gcache.peer import Breaker, address_of, options_of
+from mimo_cache.gcache.client import ClientBase, Ended, Late, Outcome
+from mimo_cache.gcache.errors import Broken, Closed, Refused
+from mimo_cache.gcache.peer import Metadata, Peer, address_of, options_of
 from mimo_cache.gcache.ring import DEFAULT_BUCKETS, Node
 from mimo_cache.gcache.seal import opened
 from mimo_cache.gcache.transfer import GetReceiver, PutSender
@@ -32,19 +32,22 @@ from mimo_cache.gcache.v1 import gcache_pb2 as pb
 from mimo_cache.gcache.v1.gcache_pb2_grpc import GCacheStub
 
 if TYPE_CHECKING:
+    from google.protobuf.message import Message
+
     from mimo_cache.gcache.types import Memory
     from mimo_cache.gcache.v1.gcache_pb2_grpc import GCacheAsyncStub
 
     PutCall = grpc.aio.StreamStreamCall[pb.PutRequest, pb.PutReply]
 
+M = TypeVar("M", bound="Message")
+R = TypeVar("R", bound="Message")
 
-class _Peer:
-    """One node: its channel, made in the loop that uses it, and its breaker."""
 
-    def __init__(self, node: Node) -> None:
-        self.node = node
-        self.breaker = Breaker()
-        self.greeted = False
+class _Peer(Peer):
+    """One node and its channel, made in the loop that uses it."""
+
+    def __init__(self, node: Node, metadata: Metadata) -> None:
+        super().__init__(node, metadata)
         self.channel = grpc.aio.insecure_channel(address_of(node), options=options_of(node))
         self.stub: GCacheAsyncStub = GCacheStub(self.channel)
 
@@ -56,7 +59,11 @@ class AsyncClient(ClientBase):
         self, nodes: Sequence[Node], *, tenant: int, token: str | None, deadline: float, buckets: int, name: str
     ) -> None:
         super().__init__(nodes, tenant, token, deadline, buckets, name)
-        self._peers = [_Peer(node) for node in self.ring.nodes]
+        # All addresses are looked at before the first channel is made.
+        for node in self.ring.nodes:
+            address_of(node)
+        self._peers = [_Peer(node, self.metadata) for node in self.ring.nodes]
+        self._closed = False
 
     async def exists(
         self,
@@ -67,18 +74,18 @@ class AsyncClient(ClientBase):
         deadline: float | None = None,
     ) -> list[int]:
         """As `Client.exists`."""
-        places = checks.check_extents(keys, extents)
+        names = checks.check_keys(keys)
+        places = checks.check_extents(names, extents)
         lease = checks.check_lease(lease_ms)
-        masks = [0] * len(keys)
+        masks = [0] * len(names)
 
         async def ask(peer: _Peer, share: plan.Share, until: float) -> None:
-            request = self.exists_request(share, keys, lease)
-            answer = await peer.stub.Exists(request, timeout=self.left(until), metadata=self.metadata)
-            reply = opened(answer, request)
+            reply = await self._unary(peer, until, peer.stub.Exists, self.exists_request(share, names, lease))
             for position, mask in zip(share.positions, plan.masks_of(reply, share), strict=True):
                 masks[position] = mask
 
-        await self._each(plan.shares(self.ring, places, plan.MAX_KEYS), ask, deadline)
+        outcome = await self._each(plan.shares(self.ring, places, plan.MAX_KEYS), ask, deadline)
+        outcome.raise_if_all(len(names))
         return masks
 
     async def get(
@@ -92,26 +99,20 @@ class AsyncClient(ClientBase):
         async def ask(peer: _Peer, share: plan.Share, until: float) -> None:
             request = self.get_request(share, names)
             receiver = GetReceiver(request, [buffers[p] for p in share.positions])
-            rest = GetStatus.UNREACHABLE
             try:
-                async for reply in peer.stub.Get(request, timeout=self.left(until), metadata=self.metadata):
+                async for reply in peer.stub.Get(request, timeout=self.left(until), metadata=peer.metadata):
                     receiver.feed(reply)
-            except grpc.aio.AioRpcError as error:
-                rest = GetStatus.LATE if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED else rest
-                raise
-            except Late:
-                rest = GetStatus.LATE
-                raise
             finally:
-                for position, result in zip(share.positions, receiver.finish(rest), strict=True):
+                for position, result in zip(share.positions, receiver.finish(GetStatus.UNREACHABLE), strict=True):
                     results[position] = result
             if receiver.damaged:
                 bad = plan.Share(share.node, [share.positions[i] for i in receiver.damaged], [])
                 bad.buckets.extend(share.buckets[i] for i in receiver.damaged)
-                report = self.verify_request(bad, names)
-                opened(await peer.stub.Verify(report, timeout=self.left(until), metadata=self.metadata), report)
+                await self._unary(peer, until, peer.stub.Verify, self.verify_request(bad, names))
 
-        await self._each(self.object_shares(names), ask, deadline)
+        sizes = [0 if buffer is None else len(buffer) for buffer in buffers]
+        outcome = await self._each(self.object_shares(names), ask, deadline, sizes=sizes)
+        outcome.settle_gets(results)
         return results
 
     async def put(self, items: Iterable[PutItem], *, deadline: float | None = None) -> list[PutStatus]:
@@ -122,20 +123,15 @@ class AsyncClient(ClientBase):
 
         async def ask(peer: _Peer, share: plan.Share, until: float) -> None:
             sender = PutSender([given[p] for p in share.positions], [views[p] for p in share.positions], share.buckets)
-            rest = PutStatus.UNREACHABLE
             try:
-                await self._put(peer.stub.Put(timeout=self.left(until), metadata=self.metadata), sender)
-            except grpc.aio.AioRpcError as error:
-                rest = PutStatus.LATE if error.code() is grpc.StatusCode.DEADLINE_EXCEEDED else rest
-                raise
-            except Late:
-                rest = PutStatus.LATE
-                raise
+                await self._put(peer.stub.Put(timeout=self.left(until), metadata=peer.metadata), sender)
             finally:
-                for position, status in zip(share.positions, sender.finish(rest), strict=True):
+                for position, status in zip(share.positions, sender.finish(PutStatus.UNREACHABLE), strict=True):
                     statuses[position] = status
 
-        await self._each(self.object_shares(names), ask, deadline)
+        sizes = [len(view) for view in views]
+        outcome = await self._each(self.object_shares(names), ask, deadline, sizes=sizes)
+        outcome.settle_puts(statuses)
         return statuses
 
     async def touch(self, ids: Sequence[ObjectId], *, deadline: float | None = None) -> int:
@@ -144,12 +140,11 @@ class AsyncClient(ClientBase):
         counts: list[int] = []
 
         async def ask(peer: _Peer, share: plan.Share, until: float) -> None:
-            request = self.touch_request(share, names)
-            answer = await peer.stub.Touch(request, timeout=self.left(until), metadata=self.metadata)
-            reply = opened(answer, request)
+            reply = await self._unary(peer, until, peer.stub.Touch, self.touch_request(share, names))
             counts.append(reply.present)
 
-        await self._each(self.object_shares(names), ask, deadline)
+        outcome = await self._each(self.object_shares(names), ask, deadline)
+        outcome.raise_if_all(len(names))
         return sum(counts)
 
     async def delete(self, ids: Sequence[ObjectId], *, deadline: float | None = None) -> Deleted:
@@ -158,13 +153,12 @@ class AsyncClient(ClientBase):
         counts: list[int] = []
 
         async def ask(peer: _Peer, share: plan.Share, until: float) -> None:
-            request = self.delete_request(share, names)
-            answer = await peer.stub.Delete(request, timeout=self.left(until), metadata=self.metadata)
-            reply = opened(answer, request)
+            reply = await self._unary(peer, until, peer.stub.Delete, self.delete_request(share, names))
             counts.append(reply.deleted)
 
-        failed = await self._each(self.object_shares(names), ask, deadline, must=True)
-        return Deleted(sum(counts), failed)
+        outcome = await self._each(self.object_shares(names), ask, deadline, must=True)
+        outcome.raise_if_all(len(names))
+        return Deleted(sum(counts), tuple(outcome.failed), outcome.refusers())
 
     async def verify(self, ids: Sequence[ObjectId], *, deadline: float | None = None) -> Verified:
         """As `Client.verify`."""
@@ -173,30 +167,32 @@ class AsyncClient(ClientBase):
         dropped: list[int] = []
 
         async def ask(peer: _Peer, share: plan.Share, until: float) -> None:
-            request = self.verify_request(share, names)
-            answer = await peer.stub.Verify(request, timeout=self.left(until), metadata=self.metadata)
-            reply = opened(answer, request)
+            reply = await self._unary(peer, until, peer.stub.Verify, self.verify_request(share, names))
             sound.append(reply.sound)
             dropped.append(reply.dropped)
 
-        failed = await self._each(self.object_shares(names), ask, deadline, must=True)
-        return Verified(sum(sound), sum(dropped), failed)
+        outcome = await self._each(self.object_shares(names), ask, deadline, must=True)
+        outcome.raise_if_all(len(names))
+        return Verified(sum(sound), sum(dropped), tuple(outcome.failed), outcome.refusers())
 
     async def stats(self, *, deadline: float | None = None) -> dict[str, NodeStats | None]:
         """As `Client.stats`."""
         found: dict[str, NodeStats | None] = {node.name: None for node in self.ring.nodes}
 
         async def ask(peer: _Peer, _: plan.Share, until: float) -> None:
-            request = self.stats_request()
-            answer = await peer.stub.Stats(request, timeout=self.left(until), metadata=self.metadata)
-            reply = opened(answer, request)
+            reply = await self._unary(peer, until, peer.stub.Stats, self.stats_request())
             found[peer.node.name] = plan.node_stats(reply)
 
         await self._each([plan.Share(i, [], []) for i in range(len(self._peers))], ask, deadline, must=True)
         return found
 
+    def refusals(self) -> dict[str, Refused]:
+        """As `Client.refusals`."""
+        return self.refusals_of(self._peers)
+
     async def close(self) -> None:
-        """Ends the connections, and with them the leases."""
+        """Ends the connections, and with them the leases. What calls still ask for is a miss."""
+        self._closed = True
         await asyncio.gather(*(peer.channel.close() for peer in self._peers))
 
     async def __aenter__(self) -> AsyncClient:
@@ -210,9 +206,10 @@ class AsyncClient(ClientBase):
     async def _put(self, call: PutCall, sender: PutSender) -> None:
         """One stream. A task of its own sends, so that answers are read while pieces wait for the node."""
         wanted: asyncio.Queue[int | None] = asyncio.Queue()
+        offers = sender.offers(plan.VERSION, self.tenant)
 
         async def send() -> None:
-            await call.write(sender.offers(plan.VERSION, self.tenant))
+            await call.write(offers)
             while (index := await wanted.get()) is not None:
                 for request in sender.pieces(index, plan.PIECE_BYTES):
                     await call.write(request)
@@ -237,22 +234,28 @@ class AsyncClient(ClientBase):
         ask: Callable[[_Peer, plan.Share, float], Awaitable[None]],
         deadline: float | None,
         must: bool = False,
-    ) -> tuple[str, ...]:
+        sizes: Sequence[int] = (),
+    ) -> Outcome:
         """As `Client._each`."""
         until = time.monotonic() + (self.deadline if deadline is None else checks.check_deadline(deadline))
+        if self._closed:
+            raise Closed
         of_node: dict[int, list[plan.Share]] = {}
         for share in requests:
             of_node.setdefault(share.node, []).append(share)
-        peers = [self._peers[node] for node in of_node]
-        # Every node is done with before a refusal of one is raised: buffers are the caller's again.
-        done = await asyncio.gather(
-            *(self._node(p, of_node[n], ask, until, must) for n, p in zip(of_node, peers, strict=True)),
-            return_exceptions=True,
-        )
-        for outcome in done:
-            if isinstance(outcome, BaseException):
-                raise outcome
-        return tuple(peer.node.name for peer, worked in zip(peers, done, strict=True) if not worked)
+        tasks = []
+        for node, asked in sorted(of_node.items()):
+            wanted = sum(sizes[p] for share in asked for p in share.positions) if sizes else 0
+            tasks.append(asyncio.ensure_future(self._node(self._peers[node], asked, ask, until, must, wanted)))
+        try:
+            found = await asyncio.gather(*tasks)
+        except BaseException:
+            # Every node is done with before the caller has its buffers again.
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            raise
+        return Outcome.of_all(found)
 
     async def _node(
         self,
@@ -261,31 +264,93 @@ class AsyncClient(ClientBase):
         ask: Callable[[_Peer, plan.Share, float], Awaitable[None]],
         until: float,
         must: bool,
-    ) -> bool:
+        wanted_bytes: int,
+    ) -> Outcome:
         """As `Client._node`."""
-        if not (peer.breaker.allows(time.monotonic()) or must):
-            return False
+        failed = Outcome([peer.node.name])
+        begun = time.monotonic()
+        if not (peer.breaker.allows(begun) or must):
+            return failed
+        given = until - begun
         try:
-            if not peer.greeted:
-                hello = self.hello()
-                answer = await peer.stub.Hello(hello, timeout=self.left(until), metadata=self.metadata)
-                self.greet(peer.node, opened(answer, hello))
-                peer.greeted = True
+            refused = await self._greeted(peer, until)
+            if refused is not None:
+                peer.done(refused)
+                return Outcome([], [(share, refused) for share in requests])
             for share in requests:
-                await ask(peer, share, until)
+                refused = await self._asked(peer, share, ask, until)
+                failed.refused += [(share, refused)] if refused is not None else []
+        except grpc.aio.AioRpcError as error:
+            if not self._closed:
+                self.blame(peer, failed, requests, error.code(), given, wanted_bytes)
+            return failed
+        except asyncio.CancelledError:
+            # A channel that is closed cancels its calls, which is not for the task that waits for them.
+            task = asyncio.current_task()
+            if not self._closed or (task is not None and task.cancelling()):
+                raise
+            return failed
+        except (Ended, grpc.aio.UsageError):
+            if not self._closed:
+                raise
+            return failed
+        except Late:
+            self.blame(peer, failed, requests, None, given, wanted_bytes)
+            return failed
+        except Broken:
+            peer.breaker.failed(time.monotonic())
+            return failed
+        peer.done(failed.refused[-1][1] if failed.refused else None)
+        return Outcome([], failed.refused)
+
+    async def _greeted(self, peer: _Peer, until: float) -> Refused | None:
+        """As `Client._greeted`."""
+        if peer.greeted:
+            return None
+        try:
+            reply = await self._unary(peer, until, peer.stub.Hello, self.hello(), peer.hello_metadata)
+            self.greet(peer.node, reply)
+        except Refused as refused:
+            return refused
+        except grpc.aio.AioRpcError as error:
+            refusal = self.refusal(peer.node, error.code(), error.details())
+            if refusal is None:
+                raise
+            return refusal
+        peer.greeted = True
+        return None
+
+    async def _asked(
+        self,
+        peer: _Peer,
+        share: plan.Share,
+        ask: Callable[[_Peer, plan.Share, float], Awaitable[None]],
+        until: float,
+    ) -> Refused | None:
+        """As `Client._asked`."""
+        try:
+            await ask(peer, share, until)
         except grpc.aio.AioRpcError as error:
             refused = self.refusal(peer.node, error.code(), error.details())
             if refused is None:
-                peer.greeted = False
-                peer.breaker.failed(time.monotonic())
-                return False
-            peer.breaker.worked()
-            raise refused from None
-        except (Broken, Late):
-            peer.breaker.failed(time.monotonic())
-            return False
-        peer.breaker.worked()
-        return True
+                raise
+            # It may be another node by now.
+            peer.greeted = False
+            return refused
+        return None
+
+    async def _unary(
+        self,
+        peer: _Peer,
+        until: float,
+        method: grpc.aio.UnaryUnaryMultiCallable[M, R],
+        request: M,
+        metadata: Metadata | None = None,
+    ) -> R:
+        """As `Client._unary`."""
+        sent = peer.metadata if metadata is None else metadata
+        answer = await method(request, timeout=self.left(until), metadata=sent)
+        return opened(answer, request)
 
 
 def connect_async(
@@ -299,7 +364,7 @@ def connect_async(
 ) -> AsyncClient:
     """An `AsyncClient` with the arguments of `connect`. Call it inside the event loop that will use it."""
     return AsyncClient(
-        [node if isinstance(node, Node) else Node.parse(node) for node in nodes],
+        Node.listed(nodes),
         tenant=tenant,
         token=token,
         deadline=deadline,

@@ -6,16 +6,17 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor, wait
+from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
 from typing import TYPE_CHECKING, TypeVar
 
 import grpc
 
 from mimo_cache.gcache import checks, plan
-from mimo_cache.gcache.client import ClientBase, Late
-from mimo_cache.gcache.errors import Broken
-from mimo_cache.gcache.peer import Breaker, address_of, options_of
+from mimo_cache.gcache.asked import Asked
+from mimo_cache.gcache.client import ClientBase, Ended, Late, Outcome
+from mimo_cache.gcache.errors import Broken, Closed, Refused
+from mimo_cache.gcache.peer import Metadata, Peer, address_of, options_of
 from mimo_cache.gcache.ring import DEFAULT_BUCKETS, Node
 from mimo_cache.gcache.seal import opened
 from mimo_cache.gcache.transfer import GetReceiver, PutSender
@@ -33,19 +34,20 @@ from mimo_cache.gcache.v1 import gcache_pb2 as pb
 from mimo_cache.gcache.v1.gcache_pb2_grpc import GCacheStub
 
 if TYPE_CHECKING:
+    from google.protobuf.message import Message
+
     from mimo_cache.gcache.types import Memory
 
-T = TypeVar("T")
+M = TypeVar("M", bound="Message")
+R = TypeVar("R", bound="Message")
 MOST_THREADS = 64
 
 
-class _Peer:
-    """One node: its channel and its breaker."""
+class _Peer(Peer):
+    """One node and its channel."""
 
-    def __init__(self, node: Node) -> None:
-        self.node = node
-        self.breaker = Breaker()
-        self.greeted = False
+    def __init__(self, node: Node, metadata: Metadata) -> None:
+        super().__init__(node, metadata)
         self.channel = grpc.insecure_channel(address_of(node), options=options_of(node))
         self.stub = GCacheStub(self.channel)
 
@@ -57,9 +59,13 @@ class Client(ClientBase):
         self, nodes: Sequence[Node], *, tenant: int, token: str | None, deadline: float, buckets: int, name: str
     ) -> None:
         super().__init__(nodes, tenant, token, deadline, buckets, name)
-        self._peers = [_Peer(node) for node in self.ring.nodes]
+        # All addresses are looked at before the first channel is made.
+        for node in self.ring.nodes:
+            address_of(node)
+        self._peers = [_Peer(node, self.metadata) for node in self.ring.nodes]
         self._pool: ThreadPoolExecutor | None = None
         self._lock = threading.Lock()
+        self._closed = threading.Event()
 
     def exists(
         self,
@@ -74,18 +80,17 @@ class Client(ClientBase):
         With `lease_ms` they stay for so long, as far as the node's lease bytes go and while this client lives.
         `extents`: for each key that of its page; None only where every page is an extent of its own.
         """
-        places = checks.check_extents(keys, extents)
+        names = checks.check_keys(keys)
+        places = checks.check_extents(names, extents)
         lease = checks.check_lease(lease_ms)
-        masks = [0] * len(keys)
+        masks = [0] * len(names)
 
-        def ask(peer: _Peer, share: plan.Share, until: float) -> None:
-            request = self.exists_request(share, keys, lease)
-            answer = peer.stub.Exists(request, timeout=self.left(until), metadata=self.metadata)
-            reply = opened(answer, request)
+        def ask(peer: _Peer, share: plan.Share, asked: Asked) -> None:
+            reply = self._unary(peer, asked, peer.stub.Exists, self.exists_request(share, names, lease))
             for position, mask in zip(share.positions, plan.masks_of(reply, share), strict=True):
                 masks[position] = mask
 
-        self._each(plan.shares(self.ring, places, plan.MAX_KEYS), ask, deadline)
+        self._each(plan.shares(self.ring, places, plan.MAX_KEYS), ask, deadline).raise_if_all(len(names))
         return masks
 
     def get(
@@ -96,29 +101,24 @@ class Client(ClientBase):
         buffers = checks.check_into(into, len(names))
         results = [GetResult(GetStatus.UNREACHABLE)] * len(names)
 
-        def ask(peer: _Peer, share: plan.Share, until: float) -> None:
+        def ask(peer: _Peer, share: plan.Share, asked: Asked) -> None:
             request = self.get_request(share, names)
             receiver = GetReceiver(request, [buffers[p] for p in share.positions])
-            rest = GetStatus.UNREACHABLE
             try:
-                for reply in peer.stub.Get(request, timeout=self.left(until), metadata=self.metadata):
+                call = peer.stub.Get(request, timeout=asked.left(), metadata=peer.metadata)
+                asked.add(call)
+                for reply in call:
                     receiver.feed(reply)
-            except grpc.RpcError as error:
-                rest = GetStatus.LATE if _status(error)[0] is grpc.StatusCode.DEADLINE_EXCEEDED else rest
-                raise
-            except Late:
-                rest = GetStatus.LATE
-                raise
             finally:
-                for position, result in zip(share.positions, receiver.finish(rest), strict=True):
+                for position, result in zip(share.positions, receiver.finish(GetStatus.UNREACHABLE), strict=True):
                     results[position] = result
             if receiver.damaged:
                 bad = plan.Share(share.node, [share.positions[i] for i in receiver.damaged], [])
                 bad.buckets.extend(share.buckets[i] for i in receiver.damaged)
-                report = self.verify_request(bad, names)
-                opened(peer.stub.Verify(report, timeout=self.left(until), metadata=self.metadata), report)
+                self._unary(peer, asked, peer.stub.Verify, self.verify_request(bad, names))
 
-        self._each(self.object_shares(names), ask, deadline)
+        sizes = [0 if buffer is None else len(buffer) for buffer in buffers]
+        self._each(self.object_shares(names), ask, deadline, sizes=sizes).settle_gets(results)
         return results
 
     def put(self, items: Iterable[PutItem], *, deadline: float | None = None) -> list[PutStatus]:
@@ -127,34 +127,41 @@ class Client(ClientBase):
         names = [item.id for item in given]
         statuses = [PutStatus.UNREACHABLE] * len(given)
 
-        def ask(peer: _Peer, share: plan.Share, until: float) -> None:
+        def ask(peer: _Peer, share: plan.Share, asked: Asked) -> None:
             sender = PutSender([given[p] for p in share.positions], [views[p] for p in share.positions], share.buckets)
             wanted: queue.SimpleQueue[int | None] = queue.SimpleQueue()
+            offers = sender.offers(plan.VERSION, self.tenant)
+            own: list[Exception] = []
 
             def requests() -> Iterator[pb.PutRequest]:
-                yield sender.offers(plan.VERSION, self.tenant)
-                while (index := wanted.get()) is not None:
-                    yield from sender.pieces(index, plan.PIECE_BYTES)
+                yield offers
+                try:
+                    while (index := wanted.get()) is not None:
+                        yield from sender.pieces(index, plan.PIECE_BYTES)
+                except Exception as error:
+                    # grpcio makes a failed call of it, for which the node is not to blame.
+                    own.append(error)
+                    raise
 
-            rest = PutStatus.UNREACHABLE
             try:
-                for reply in peer.stub.Put(requests(), timeout=self.left(until), metadata=self.metadata):
+                call = peer.stub.Put(requests(), timeout=asked.left(), metadata=peer.metadata)
+                asked.add(call)
+                for reply in call:
                     for index in sender.feed(reply):
                         wanted.put(index)
                     if not sender.open:
                         wanted.put(None)
-            except grpc.RpcError as error:
-                rest = PutStatus.LATE if _status(error)[0] is grpc.StatusCode.DEADLINE_EXCEEDED else rest
-                raise
-            except Late:
-                rest = PutStatus.LATE
+            except grpc.RpcError:
+                if own:
+                    raise own[0] from None
                 raise
             finally:
                 wanted.put(None)
-                for position, status in zip(share.positions, sender.finish(rest), strict=True):
+                for position, status in zip(share.positions, sender.finish(PutStatus.UNREACHABLE), strict=True):
                     statuses[position] = status
 
-        self._each(self.object_shares(names), ask, deadline)
+        sizes = [len(view) for view in views]
+        self._each(self.object_shares(names), ask, deadline, sizes=sizes).settle_puts(statuses)
         return statuses
 
     def touch(self, ids: Sequence[ObjectId], *, deadline: float | None = None) -> int:
@@ -162,13 +169,11 @@ class Client(ClientBase):
         names = checks.check_ids(ids)
         counts: list[int] = []
 
-        def ask(peer: _Peer, share: plan.Share, until: float) -> None:
-            request = self.touch_request(share, names)
-            answer = peer.stub.Touch(request, timeout=self.left(until), metadata=self.metadata)
-            reply = opened(answer, request)
+        def ask(peer: _Peer, share: plan.Share, asked: Asked) -> None:
+            reply = self._unary(peer, asked, peer.stub.Touch, self.touch_request(share, names))
             counts.append(reply.present)
 
-        self._each(self.object_shares(names), ask, deadline)
+        self._each(self.object_shares(names), ask, deadline).raise_if_all(len(names))
         return sum(counts)
 
     def delete(self, ids: Sequence[ObjectId], *, deadline: float | None = None) -> Deleted:
@@ -176,14 +181,13 @@ class Client(ClientBase):
         names = checks.check_ids(ids)
         counts: list[int] = []
 
-        def ask(peer: _Peer, share: plan.Share, until: float) -> None:
-            request = self.delete_request(share, names)
-            answer = peer.stub.Delete(request, timeout=self.left(until), metadata=self.metadata)
-            reply = opened(answer, request)
+        def ask(peer: _Peer, share: plan.Share, asked: Asked) -> None:
+            reply = self._unary(peer, asked, peer.stub.Delete, self.delete_request(share, names))
             counts.append(reply.deleted)
 
-        failed = self._each(self.object_shares(names), ask, deadline, must=True)
-        return Deleted(sum(counts), failed)
+        outcome = self._each(self.object_shares(names), ask, deadline, must=True)
+        outcome.raise_if_all(len(names))
+        return Deleted(sum(counts), tuple(outcome.failed), outcome.refusers())
 
     def verify(self, ids: Sequence[ObjectId], *, deadline: float | None = None) -> Verified:
         """Compares values with their CRCs inside the nodes."""
@@ -191,32 +195,34 @@ class Client(ClientBase):
         sound: list[int] = []
         dropped: list[int] = []
 
-        def ask(peer: _Peer, share: plan.Share, until: float) -> None:
-            request = self.verify_request(share, names)
-            answer = peer.stub.Verify(request, timeout=self.left(until), metadata=self.metadata)
-            reply = opened(answer, request)
+        def ask(peer: _Peer, share: plan.Share, asked: Asked) -> None:
+            reply = self._unary(peer, asked, peer.stub.Verify, self.verify_request(share, names))
             sound.append(reply.sound)
             dropped.append(reply.dropped)
 
-        failed = self._each(self.object_shares(names), ask, deadline, must=True)
-        return Verified(sum(sound), sum(dropped), failed)
+        outcome = self._each(self.object_shares(names), ask, deadline, must=True)
+        outcome.raise_if_all(len(names))
+        return Verified(sum(sound), sum(dropped), tuple(outcome.failed), outcome.refusers())
 
     def stats(self, *, deadline: float | None = None) -> dict[str, NodeStats | None]:
-        """Counts and sizes of each node, or None."""
+        """Counts and sizes of each node, or None where it did not answer or refused."""
         found: dict[str, NodeStats | None] = {node.name: None for node in self.ring.nodes}
 
-        def ask(peer: _Peer, _: plan.Share, until: float) -> None:
-            request = self.stats_request()
-            answer = peer.stub.Stats(request, timeout=self.left(until), metadata=self.metadata)
-            reply = opened(answer, request)
+        def ask(peer: _Peer, _: plan.Share, asked: Asked) -> None:
+            reply = self._unary(peer, asked, peer.stub.Stats, self.stats_request())
             found[peer.node.name] = plan.node_stats(reply)
 
         self._each([plan.Share(i, [], []) for i in range(len(self._peers))], ask, deadline, must=True)
         return found
 
+    def refusals(self) -> dict[str, Refused]:
+        """For each node's name what it refused last, with its sentence; nodes that answered since are not there."""
+        return self.refusals_of(self._peers)
+
     def close(self) -> None:
-        """Ends the connections, and with them the leases."""
+        """Ends the connections, and with them the leases. What calls still ask for is a miss."""
         with self._lock:
+            self._closed.set()
             pool, self._pool = self._pool, None
         for peer in self._peers:
             peer.channel.close()
@@ -234,66 +240,140 @@ class Client(ClientBase):
     def _each(
         self,
         requests: Sequence[plan.Share],
-        ask: Callable[[_Peer, plan.Share, float], None],
+        ask: Callable[[_Peer, plan.Share, Asked], None],
         deadline: float | None,
         must: bool = False,
-    ) -> tuple[str, ...]:
-        """Asks all nodes at once, one request after the other at each; returns the names of those that failed. `must`:
-        asked even while their breaker is open."""
-        until = time.monotonic() + (self.deadline if deadline is None else checks.check_deadline(deadline))
+        sizes: Sequence[int] = (),
+    ) -> Outcome:
+        """Asks all nodes at once, one request after the other at each. `must`: asked even while their breaker is open.
+        `sizes`: bytes at each position that a node must move."""
+        asked = Asked(time.monotonic() + (self.deadline if deadline is None else checks.check_deadline(deadline)))
+        if self._closed.is_set():
+            raise Closed
         of_node: dict[int, list[plan.Share]] = {}
         for share in requests:
             of_node.setdefault(share.node, []).append(share)
+        outcomes: dict[int, Outcome] = {}
 
-        def run(node: int) -> str | None:
-            peer = self._peers[node]
-            return None if self._node(peer, of_node[node], ask, until, must) else peer.node.name
+        def run(node: int) -> None:
+            if not asked.begin():
+                return
+            try:
+                wanted = sum(sizes[p] for share in of_node[node] for p in share.positions) if sizes else 0
+                outcomes[node] = self._node(self._peers[node], of_node[node], ask, asked, must, wanted)
+            finally:
+                asked.done()
 
-        if len(of_node) <= 1:
-            failed = [run(node) for node in of_node]
-        else:
-            threads = self._threads()
-            asked = [threads.submit(run, node) for node in of_node]
-            # Every node is done with before a refusal of one is raised: buffers are the caller's again.
-            wait(asked)
-            failed = [done.result() for done in asked]
-        return tuple(name for name in failed if name is not None)
+        try:
+            if len(of_node) <= 1:
+                for node in of_node:
+                    run(node)
+            else:
+                threads = self._threads()
+                for done in [threads.submit(run, node) for node in of_node]:
+                    done.result()
+        except BaseException as error:
+            asked.leave()
+            if self._closed.is_set() and isinstance(error, RuntimeError):
+                # The threads ended between two of its lines.
+                raise Closed from None
+            raise
+        # In the order of the nodes, whichever was faster.
+        return Outcome.of_all(outcomes[node] for node in sorted(of_node))
 
     def _node(
         self,
         peer: _Peer,
         requests: Sequence[plan.Share],
-        ask: Callable[[_Peer, plan.Share, float], None],
-        until: float,
+        ask: Callable[[_Peer, plan.Share, Asked], None],
+        asked: Asked,
         must: bool,
-    ) -> bool:
-        """All requests of one node; False where it did not answer all of them."""
-        if not (peer.breaker.allows(time.monotonic()) or must):
-            return False
+        wanted_bytes: int,
+    ) -> Outcome:
+        """All requests of one node."""
+        failed = Outcome([peer.node.name])
+        begun = time.monotonic()
+        if not (peer.breaker.allows(begun) or must):
+            return failed
+        given = asked.until - begun
         try:
-            if not peer.greeted:
-                hello = self.hello()
-                answer = peer.stub.Hello(hello, timeout=self.left(until), metadata=self.metadata)
-                self.greet(peer.node, opened(answer, hello))
-                peer.greeted = True
+            refused = self._greeted(peer, asked)
+            if refused is not None:
+                failed = Outcome([], [(share, refused) for share in requests])
+                peer.done(refused)
+                return failed
             for share in requests:
-                ask(peer, share, until)
+                refused = self._asked(peer, share, ask, asked)
+                failed.refused += [(share, refused)] if refused is not None else []
+        except (grpc.RpcError, Ended, ValueError) as error:
+            if not (asked.ended or self._closed.is_set()):
+                # A channel that was closed raises a ValueError.
+                if not isinstance(error, grpc.RpcError):
+                    raise
+                self.blame(peer, failed, requests, _status(error)[0], given, wanted_bytes)
+            return failed
+        except Late:
+            self.blame(peer, failed, requests, None, given, wanted_bytes)
+            return failed
+        except Broken:
+            peer.breaker.failed(time.monotonic())
+            return failed
+        peer.done(failed.refused[-1][1] if failed.refused else None)
+        return Outcome([], failed.refused)
+
+    def _greeted(self, peer: _Peer, asked: Asked) -> Refused | None:
+        """Says hello where that was not done; what the node, or this client, refuses."""
+        if peer.greeted:
+            return None
+        try:
+            reply = self._unary(peer, asked, peer.stub.Hello, self.hello(), peer.hello_metadata)
+            self.greet(peer.node, reply)
+        except Refused as refused:
+            return refused
+        except grpc.RpcError as error:
+            refusal = self.refusal(peer.node, *_status(error))
+            if refusal is None:
+                raise
+            return refusal
+        peer.greeted = True
+        return None
+
+    def _asked(
+        self, peer: _Peer, share: plan.Share, ask: Callable[[_Peer, plan.Share, Asked], None], asked: Asked
+    ) -> Refused | None:
+        """One request; what the node refuses."""
+        try:
+            ask(peer, share, asked)
         except grpc.RpcError as error:
             refused = self.refusal(peer.node, *_status(error))
-            if refused is None:
-                peer.greeted = False
-                peer.breaker.failed(time.monotonic())
-                return False
-            peer.breaker.worked()
-            raise refused from None
-        except (Broken, Late):
-            peer.breaker.failed(time.monotonic())
-            return False
-        peer.breaker.worked()
-        return True
+            if refused is None or asked.ended:
+                raise
+            # It may be another node by now.
+            peer.greeted = False
+            return refused
+        return None
+
+    def _unary(
+        self,
+        peer: _Peer,
+        asked: Asked,
+        method: grpc.UnaryUnaryMultiCallable[M, R],
+        request: M,
+        metadata: Metadata | None = None,
+    ) -> R:
+        """The checked answer to one request."""
+        sent = peer.metadata if metadata is None else metadata
+        call = method.future(request, timeout=asked.left(), metadata=sent)
+        asked.add(call)
+        try:
+            return opened(call.result(), request)
+        except grpc.FutureCancelledError:
+            raise Ended from None
 
     def _threads(self) -> ThreadPoolExecutor:
         with self._lock:
+            if self._closed.is_set():
+                raise Closed
             if self._pool is None:
                 self._pool = ThreadPoolExecutor(min(len(self._peers), MOST_THREADS), "gcache")
             return self._pool
@@ -323,7 +403,7 @@ def connect(
     for all clients of a cluster. `name` is for the nodes' logs.
     """
     return Client(
-        [node if isinstance(node, Node) else Node.parse(node) for node in nodes],
+        Node.listed(nodes),
         tenant=tenant,
         token=token,
         deadline=deadline,

@@ -2,7 +2,7 @@
 
 from mimo_cache._core import InvalidArgument, MimoCacheError
 
-__all__ = ["GCacheError", "InvalidArgument", "Refused"]
+__all__ = ["Closed", "GCacheError", "InvalidArgument", "Refused"]
 
 
 class GCacheError(MimoCacheError):
@@ -20,6 +20,13 @@ class Refused(GCacheError):
         self.node = node
         self.code = code
         self.sentence = sentence
+
+
+class Closed(GCacheError):
+    """A call to a client that was closed; nothing was sent."""
+
+    def __init__(self) -> None:
+        super().__init__("the client is closed, allowed are calls before close()")
 
 
 class Broken(Exception):

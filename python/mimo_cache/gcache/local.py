@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sysconfig
+import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -34,15 +35,16 @@ def program(name: str) -> str:
 class LocalNode:
     """One process and its files in `folder`: NAME.toml, NAME.memory, NAME.log and two sockets.
 
-    `port` 0 takes a free one and keeps it. Raises `GCacheError` with the node's own words when it does not start.
+    `port` 0 takes a free one and keeps it; `more` is TOML that its configuration ends with. Raises `GCacheError` with
+    the node's own words when it does not start.
     """
 
-    def __init__(self, folder: Path, name: str, size: int, port: int = 0) -> None:
+    def __init__(self, folder: Path, name: str, size: int, port: int = 0, more: str = "") -> None:
         self.folder, self.name, self._port = folder, name, port
         (folder / f"{name}.toml").write_text(
             f'name = "{name}"\nlisten = ["127.0.0.1:{port}", "unix:{folder}/{name}.sock"]\n'
             f'fast_path = "{folder}/{name}.fast"\n'
-            f'[memory]\npath = "{folder}/{name}.memory"\nsize = "{size}B"\n[log]\njson = true\n'
+            f'[memory]\npath = "{folder}/{name}.memory"\nsize = "{size}B"\n[log]\njson = true\n{more}'
         )
         self.start()
 
@@ -52,17 +54,24 @@ class LocalNode:
         command += [f"--port={self._port}"] if self._port else []
         environment = {k: v for k, v in os.environ.items() if not k.startswith("GCACHE_")}
         path = self.folder / f"{self.name}.log"
-        with path.open("ab") as log:
-            begin = log.tell()
-            # A group of its own: the terminal's ^C is for who started the nodes, and that ends them in order.
-            self.process = subprocess.Popen(command, stderr=log, env=environment, start_new_session=True)
         until = time.monotonic() + PATIENCE
-        while (serving := _serving(path, begin)) is None:
-            if self.process.poll() is not None or time.monotonic() > until:
+        made = False
+        try:
+            with path.open("ab") as log, _signals_held_back():
+                begin = log.tell()
+                # A group of its own: the terminal's ^C is for who started the nodes, and that ends them in order.
+                self.process = subprocess.Popen(command, stderr=log, env=environment, start_new_session=True)
+                made = True
+            while (serving := _serving(path, begin)) is None:
+                if self.process.poll() is not None or time.monotonic() > until:
+                    words = path.read_bytes()[begin:].decode(errors="replace").strip().splitlines()[-1:]
+                    raise GCacheError(f"node {self.name} does not start: {' '.join(words) or 'it says nothing'}")
+                time.sleep(0.005)
+        except BaseException:
+            # A signal too: whoever makes this object does not have it yet.
+            if made:
                 self.kill()
-                words = path.read_bytes()[begin:].decode(errors="replace").strip().splitlines()[-1:]
-                raise GCacheError(f"node {self.name} does not start: {' '.join(words) or 'it says nothing'}")
-            time.sleep(0.005)
+            raise
         address, self.objects = serving
         self._port = int(address.rsplit(":", 1)[1])
         self.tcp = f"{self.name}={address}"
@@ -81,6 +90,26 @@ class LocalNode:
                 self.process.wait(PATIENCE)
             except subprocess.TimeoutExpired:
                 self.kill()
+
+
+@contextmanager
+def _signals_held_back() -> Iterator[None]:
+    """What signals raise is raised afterwards: a process that is being made is one that nobody can end yet."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    came: list[int] = []
+    before = {n: signal.getsignal(n) for n in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    held = {n: was for n, was in before.items() if was not in (None, signal.SIG_IGN)}
+    for number in held:
+        signal.signal(number, lambda n, _frame: came.append(n))
+    try:
+        yield
+    finally:
+        for number, was in held.items():
+            signal.signal(number, was)
+        for first in came[:1]:
+            signal.raise_signal(first)
 
 
 def _serving(log: Path, begin: int) -> tuple[str, int] | None:

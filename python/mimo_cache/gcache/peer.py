@@ -4,17 +4,30 @@ from __future__ import annotations
 
 import re
 import threading
+import urllib.parse
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, TypeAlias
 
 import grpc
 
+from mimo_cache.gcache.checks import check_text, shown
 from mimo_cache.gcache.errors import InvalidArgument, Refused
 from mimo_cache.gcache.plan import MAX_MESSAGE_BYTES
 from mimo_cache.gcache.ring import Node
 
+Metadata: TypeAlias = tuple[tuple[str, str], ...]
+
 FIRST_PAUSE = 0.5
 LONGEST_PAUSE = 30.0
+LATE_CALLS = 4
+"""Calls in a row with too little time for a sound node that count as one failure."""
+FAIR_SECONDS = 0.02
+FAIR_RATE = 200e6
+"""A node that had so many seconds, and one more for each so many bytes asked for, and was late, is at fault."""
+NODE_HEADER = "gcache-node"
+"""Says which node a call is for: a channel connects anew by itself, perhaps to another node."""
+MAX_PORT = 65_535
+MAX_ADDRESS_BYTES = 512
 
 _OPTIONS: tuple[tuple[str, Any], ...] = (
     ("grpc.max_receive_message_length", MAX_MESSAGE_BYTES),
@@ -37,7 +50,9 @@ REFUSALS = frozenset(
     }
 )
 
-_ADDRESS = re.compile(r"unix:/.+|\[[0-9a-fA-F:.]+\]:\d{1,5}|[A-Za-z0-9._-]+:\d{1,5}")
+_ADDRESS = re.compile(r"(?:\[[0-9a-fA-F:.]+\]|[A-Za-z0-9._-]+):([0-9]{1,5})")
+MAX_PATH_BYTES = 107
+"""Longest path of a Unix socket: unix(7)."""
 
 
 class Breaker:
@@ -47,6 +62,7 @@ class Breaker:
         self._lock = threading.Lock()
         self._pause = 0.0
         self._until = 0.0
+        self._late = 0
 
     def allows(self, now: float) -> bool:
         """Whether to try. After a pause one caller tries; the others wait for what it finds."""
@@ -60,11 +76,49 @@ class Breaker:
     def worked(self) -> None:
         with self._lock:
             self._pause = self._until = 0.0
+            self._late = 0
 
     def failed(self, now: float) -> None:
         with self._lock:
-            self._pause = min(max(FIRST_PAUSE, 2 * self._pause), LONGEST_PAUSE)
-            self._until = now + self._pause
+            self._fail(now)
+
+    def late(self, now: float, given: float, wanted_bytes: int) -> None:
+        """A call did not end within the `given` seconds, or the node had too much to do: its fault only where a sound
+        node would have been done."""
+        with self._lock:
+            self._late += 1
+            if self._late >= LATE_CALLS or given >= FAIR_SECONDS + wanted_bytes / FAIR_RATE:
+                self._fail(now)
+
+    def _fail(self, now: float) -> None:
+        self._late = 0
+        self._pause = min(max(FIRST_PAUSE, 2 * self._pause), LONGEST_PAUSE)
+        self._until = now + self._pause
+
+
+class Peer:
+    """One node as a client knows it. The channel is its client's."""
+
+    def __init__(self, node: Node, metadata: Metadata) -> None:
+        self.node = node
+        self.breaker = Breaker()
+        self.greeted = False
+        self.refused: Refused | None = None
+        """What it refused last; None once it answered again."""
+        self.hello_metadata = metadata
+        # Whoever names a node by its address alone takes any node that is there.
+        named = () if node.name == node.address else ((NODE_HEADER, header_of(node.name)),)
+        self.metadata: Metadata = (*metadata, *named)
+
+    def done(self, refused: Refused | None) -> None:
+        """The node answered all requests of a call, or refused some of them: either way it is well."""
+        self.breaker.worked()
+        self.refused = refused
+
+
+def header_of(name: str) -> str:
+    """A node's name in a header: percent-encoded where it is not printable ASCII."""
+    return urllib.parse.quote(name, safe="!\"#$&'()*+,/:;<=>?@[\\]^`{|}")
 
 
 def options_of(node: Node) -> Sequence[tuple[str, Any]]:
@@ -73,9 +127,14 @@ def options_of(node: Node) -> Sequence[tuple[str, Any]]:
 
 
 def address_of(node: Node) -> str:
-    if not _ADDRESS.fullmatch(node.address):
-        raise InvalidArgument(f"address of node {node.name!r} is {node.address!r}, allowed is host:port or unix:/path")
-    return node.address
+    address = check_text(node.address, f"address of node {node.name!r}", MAX_ADDRESS_BYTES)
+    found = _ADDRESS.fullmatch(address)
+    path = address.removeprefix("unix:")
+    is_path = path != address and len(path) > 1 and path[0] == "/" and "\0" not in path
+    if not (1 <= int(found[1]) <= MAX_PORT if found else is_path and len(path.encode()) <= MAX_PATH_BYTES):
+        allowed = f"host:port with a port from 1 to {MAX_PORT}, or unix:/path of at most {MAX_PATH_BYTES} bytes"
+        raise InvalidArgument(f"address of node {node.name!r} is {shown(address)}, allowed is {allowed}")
+    return address
 
 
 def refusal(node: Node, code: grpc.StatusCode, details: str | None) -> Refused | None:

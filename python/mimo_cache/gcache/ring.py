@@ -13,13 +13,15 @@ from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from mimo_cache.gcache.checks import check_int, check_keys, check_text, listed, shown
 from mimo_cache.gcache.errors import InvalidArgument
-from mimo_cache.gcache.types import KEY_BYTES
 
 DEFAULT_BUCKETS = 1 << 20
 MAX_BUCKETS = 1 << 21
+MAX_PAGES = (1 << 32) - 1
 MAX_NODES = 4096
 MAX_WEIGHT = 1 << 20
+MAX_WEIGHT_DIGITS = 20
 MAX_NAME_BYTES = 255
 
 _WORD = (1 << 64) - 1
@@ -39,13 +41,21 @@ class Node:
     @classmethod
     def parse(cls, text: str) -> Node:
         """`name=address`, `name=address*weight`, or an address alone, which is the name as well."""
+        if not isinstance(text, str):
+            raise InvalidArgument(f"node is of type {type(text).__name__}, allowed is a Node or text")
         name, equals, rest = text.partition("=")
         address, star, weight = (rest if equals else text).rpartition("*")
         if not star:
             address, weight = weight, "1"
-        if not address or not weight.isascii() or not weight.isdigit():
-            raise InvalidArgument(f"node is {text!r}, allowed is 'name=address' or 'name=address*weight'")
+        # A weight of many digits is out of bounds, and slow to read.
+        if not address or not weight.isascii() or not weight.isdigit() or len(weight) > MAX_WEIGHT_DIGITS:
+            raise InvalidArgument(f"node is {shown(text)}, allowed is 'name=address' or 'name=address*weight'")
         return cls(name if equals else address, address, int(weight))
+
+    @classmethod
+    def listed(cls, nodes: Iterable[Node | str]) -> list[Node]:
+        """Nodes of a list in which some are text that `parse` takes."""
+        return [node if isinstance(node, Node) else cls.parse(node) for node in listed(nodes, "nodes", "nodes")]
 
 
 def _log2_step(index: int) -> int:
@@ -95,11 +105,12 @@ class Ring:
     """Owners of all buckets for one set of nodes. Not changed after it is made, but for what it remembers."""
 
     def __init__(self, nodes: Iterable[Node], buckets: int = DEFAULT_BUCKETS) -> None:
-        self.nodes = sorted(nodes, key=lambda node: node.name.encode())
-        self.buckets = buckets
-        _check(self.nodes, buckets)
+        self.nodes = _checked(list(nodes))
+        self.buckets = check_int(buckets, "buckets", 1, MAX_BUCKETS)
+        if self.buckets & (self.buckets - 1):
+            raise InvalidArgument(f"buckets is {buckets}, allowed is a power of two up to {MAX_BUCKETS}")
         self._seeds = [seed_of(node.name) for node in self.nodes]
-        self._owners = array("h", [-1]) * buckets
+        self._owners = array("h", [-1]) * self.buckets
 
     def bucket_of(self, extent: bytes) -> int:
         """The bucket of an extent, from the chain key of its first page."""
@@ -114,29 +125,28 @@ class Ring:
         return owner
 
 
-def _check(nodes: Sequence[Node], buckets: int) -> None:
-    if not 1 <= buckets <= MAX_BUCKETS or buckets & (buckets - 1):
-        raise InvalidArgument(f"buckets is {buckets}, allowed is a power of two up to {MAX_BUCKETS}")
+def _checked(nodes: Sequence[Node]) -> list[Node]:
+    """Sorted by name."""
     if not 1 <= len(nodes) <= MAX_NODES:
         raise InvalidArgument(f"nodes has {len(nodes)} entries, allowed is 1 to {MAX_NODES}")
     for node in nodes:
-        if not 1 <= len(node.name.encode()) <= MAX_NAME_BYTES:
-            raise InvalidArgument(f"node name is {node.name[:80]!r}, allowed is 1 to {MAX_NAME_BYTES} bytes")
-        if not 1 <= node.weight <= MAX_WEIGHT:
-            raise InvalidArgument(f"weight of node {node.name!r} is {node.weight}, allowed is 1 to {MAX_WEIGHT}")
-    for one, other in itertools.pairwise(nodes):
+        if not check_text(node.name, "node name", MAX_NAME_BYTES):
+            raise InvalidArgument(f"node name is '', allowed is 1 to {MAX_NAME_BYTES} bytes")
+        check_int(node.weight, f"weight of node {node.name!r}", 1, MAX_WEIGHT)
+    ordered = sorted(nodes, key=lambda node: node.name.encode())
+    for one, other in itertools.pairwise(ordered):
         if one.name == other.name:
             raise InvalidArgument(f"node name {one.name!r} is given twice, allowed is each name once")
+    return ordered
 
 
 def extents_of(keys: Sequence[bytes], extent_pages: int, first_page: int = 0) -> list[bytes]:
     """For each page of a prefix the key of its extent's first page. `keys[0]` is page `first_page`, a multiple of
     `extent_pages`: the key that decides would be missing otherwise."""
-    if extent_pages < 1 or first_page < 0 or first_page % extent_pages:
+    pages = check_int(extent_pages, "extent_pages", 1, MAX_PAGES)
+    if check_int(first_page, "first_page", 0, MAX_PAGES) % pages:
         raise InvalidArgument(
-            f"first_page is {first_page} with extents of {extent_pages} pages, allowed is a multiple of extent_pages"
+            f"first_page is {first_page} with extents of {pages} pages, allowed is a multiple of extent_pages"
         )
-    for key in keys:
-        if len(key) != KEY_BYTES:
-            raise InvalidArgument(f"a key has {len(key)} bytes, allowed is {KEY_BYTES}")
-    return [keys[i - i % extent_pages] for i in range(len(keys))]
+    checked = check_keys(keys)
+    return [checked[i - i % pages] for i in range(len(checked))]

@@ -60,6 +60,8 @@ class GetStatus(Enum):
     """The node is down, too busy, or was down a moment ago."""
     LATE = "late"
     """The node did not send it within the deadline."""
+    REFUSED = "refused"
+    """Its node refused the request, for what it asks or for who asks; `refusals()` has its sentence."""
 
 
 class PutStatus(Enum):
@@ -77,6 +79,8 @@ class PutStatus(Enum):
     UNREACHABLE = "unreachable"
     LATE = "late"
     """No answer within the deadline; it may have been stored all the same."""
+    REFUSED = "refused"
+    """Its node refused the request, for what it asks or for who asks; `refusals()` has its sentence."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,6 +106,8 @@ class Deleted(NamedTuple):
     """How many objects were there."""
     unreachable: tuple[str, ...]
     """Nodes that did not answer: their objects may be there still."""
+    refused: tuple[str, ...] = ()
+    """Nodes that refused; `refusals()` has their sentences."""
 
 
 class Verified(NamedTuple):
@@ -110,6 +116,8 @@ class Verified(NamedTuple):
     sound: int
     dropped: int
     unreachable: tuple[str, ...]
+    refused: tuple[str, ...] = ()
+    """Nodes that refused; `refusals()` has their sentences."""
 
 
 @dataclass(frozen=True, slots=True)

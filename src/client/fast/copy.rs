@@ -5,7 +5,7 @@
 
 use crate::client::call::CallError;
 use crate::client::transport::GetBatch;
-use crate::client::types::{Destination, Got, Miss};
+use crate::client::types::{Destination, Got, Miss, make_room};
 use crate::rpc::fast::Found;
 use crate::shm::{ReadFault, Reader, SharedRef};
 use std::sync::Mutex;
@@ -25,7 +25,8 @@ pub struct Job<'f> {
     pub crcs: &'f [u32],
 }
 
-/// Copies the values of `jobs`, which are in order of position, with up to `threads` threads, and notes what became of each.
+/// Copies the values of `jobs`, which are in order of position, with up to `threads` threads, and notes what became of each;
+/// one that is not what it was has no answer then.
 ///
 /// # Errors
 /// The deadline passed, or a value lies where none can be.
@@ -63,7 +64,8 @@ pub fn copy_all(
     for (position, copied) in done {
         let got = match copied {
             Ok(got) => got,
-            Err(ReadFault::Gone) => Got::Miss(Miss::Reused),
+            // It has no answer yet.
+            Err(ReadFault::Gone) => continue,
             Err(ReadFault::Damaged) => {
                 batch.damaged.push(position);
                 Got::Miss(Miss::Damaged)
@@ -89,6 +91,9 @@ fn copy(reader: &Reader, job: &Job<'_>, into: &mut Destination<'_>, deadline: In
         Destination::Segments(segments) => reader.copy(&at, job.crcs, segments, proceed),
         Destination::Grow(value) => {
             value.clear();
+            if make_room(value, len as usize).is_err() {
+                return Ok(Got::Miss(Miss::NoMemory));
+            }
             value.resize(len as usize, 0);
             reader.copy(&at, job.crcs, &mut [value], proceed)
         }

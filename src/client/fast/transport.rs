@@ -149,12 +149,13 @@ impl FastTransport {
                     tokio::task::yield_now().await;
                 }
             }
+            let moved = hits.iter().map(|hit| hit.position).filter(|&i| batch.got[i].is_none());
             if pins {
+                // A pinned value stays where it is, so that something is wrong with this path: they are for gRPC.
+                batch.fast_moved += moved.count() as u64;
                 link.release()?;
             } else {
-                let positions = hits.iter().map(|hit| hit.position);
-                again.extend(positions.filter(|&i| batch.got[i] == Some(Got::Miss(Miss::Reused))));
-                again.iter().for_each(|&i| batch.got[i] = None);
+                again.extend(moved);
                 pins = !again.is_empty();
             }
             // Objects for which the connection's pins did not suffice, or that moved, are asked for once more.

@@ -24,6 +24,8 @@ pub enum Mood {
     Dead,
     /// Says that it has too much to do.
     Busy,
+    /// Is not whom the client takes it for, and refuses every call.
+    Stranger,
     /// Answers probes, and nothing else.
     Pretends,
 }
@@ -67,6 +69,7 @@ impl FakeNode {
                 Ok(())
             }
             Mood::Dead => Err(CallError::Connect("refused".into())),
+            Mood::Stranger => Err(CallError::Status { code: 9, message: "another node".into() }),
             Mood::Busy => Err(CallError::Status { code: 8, message: "too many calls".into() }),
         }
     }

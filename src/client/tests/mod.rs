@@ -9,6 +9,7 @@ mod membership;
 mod placement;
 mod puts;
 mod ramp;
+mod refusals;
 
 use super::*;
 

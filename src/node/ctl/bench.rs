@@ -126,7 +126,7 @@ impl Bench<'_> {
         let check = check::seal(&mut first, check::FIRST);
         let gone = |_| Status::cancelled("the stream ended");
         send.send(first).await.map_err(gone)?;
-        let request = self.cluster.request(ReceiverStream::new(receive));
+        let request = self.cluster.request(Some(&self.cluster.peers[node]), ReceiverStream::new(receive));
         let mut answers = self.cluster.peers[node].client.clone().put(request).await?.into_inner();
         let mut open = items.len();
         // A task of its own sends: answers must be read meanwhile.
@@ -171,7 +171,7 @@ impl Bench<'_> {
             runs: runs(items),
             ..Default::default()
         };
-        let (request, check) = self.cluster.sealed(request);
+        let (request, check) = self.cluster.sealed(Some(&self.cluster.peers[node]), request);
         let mut replies = self.cluster.peers[node].client.clone().get(request).await?.into_inner();
         let (mut found, mut equal, mut same) = (0, 0, true);
         while let Some(reply) = replies.message().await? {
@@ -194,7 +194,7 @@ impl Bench<'_> {
             runs: runs(items),
             ..Default::default()
         };
-        let (request, check) = self.cluster.sealed(request);
+        let (request, check) = self.cluster.sealed(Some(&self.cluster.peers[node]), request);
         opened(self.cluster.peers[node].client.clone().delete(request).await?.into_inner(), check).map(drop)
     }
 }

@@ -1,13 +1,16 @@
 //! What `gcachectl` does: each command returns what to print and whether all is well.
 
 mod bench;
+mod output;
 mod status;
 mod verify;
 
 pub use bench::bench;
+pub use output::{complain, say};
 pub use status::status;
 pub use verify::verify;
 
+use super::auth::{NODE_HEADER, node_header};
 use super::listen::Address;
 use crate::ring::{self, Table, bucket_of};
 use crate::rpc::check::{self, Checked};
@@ -83,15 +86,19 @@ impl Cluster {
         })
     }
 
-    /// A sealed request with the token and the deadline, and its check.
-    pub fn sealed<T: Checked>(&self, mut message: T) -> (tonic::Request<T>, u32) {
+    /// A sealed request to a peer, as in [`Cluster::request`], and its check.
+    pub fn sealed<T: Checked>(&self, peer: Option<&Peer>, mut message: T) -> (tonic::Request<T>, u32) {
         let check = check::seal(&mut message, check::FIRST);
-        (self.request(message), check)
+        (self.request(peer, message), check)
     }
 
-    /// A request with the token and the deadline.
-    pub fn request<T>(&self, message: T) -> tonic::Request<T> {
+    /// A request with the token and the deadline, which a node of another name than the peer's refuses. Without a peer it
+    /// is for whoever is there.
+    pub fn request<T>(&self, peer: Option<&Peer>, message: T) -> tonic::Request<T> {
         let mut request = tonic::Request::new(message);
+        if let Some(name) = peer.and_then(|peer| node_header(&peer.node.name).parse().ok()) {
+            request.metadata_mut().insert(NODE_HEADER, name);
+        }
         request.set_timeout(self.deadline);
         if let Some(token) = &self.token {
             request.metadata_mut().insert("authorization", token.clone());

@@ -43,10 +43,10 @@ async fn ask(cluster: &Cluster, peer: &Peer) -> Result<Answer, String> {
     let mut client = peer.client.clone();
     let both = async {
         let hello = HelloRequest { min_version, max_version, client: "gcachectl".into(), ..Default::default() };
-        let (request, check) = cluster.sealed(hello);
+        let (request, check) = cluster.sealed(None, hello);
         let hello = opened(client.hello(request).await?.into_inner(), check)?;
         let stats = StatsRequest { version: hello.version, tenant: cluster.tenant, ..Default::default() };
-        let (request, check) = cluster.sealed(stats);
+        let (request, check) = cluster.sealed(None, stats);
         let stats = opened(client.stats(request).await?.into_inner(), check)?;
         Ok::<_, tonic::Status>(Answer { hello, stats })
     };

@@ -1,4 +1,4 @@
-//! Reading ahead: the next objects of a batch are read from below memory together, and come in the order of the batch.
+//! Reading ahead: the next objects of a batch are read from disk together, and come in the order of the batch.
 
 use super::{Fetch, Tiers};
 use crate::shm::ObjectId;
@@ -25,18 +25,24 @@ pub struct Ahead {
 }
 
 impl Ahead {
-    /// Begins with as many of a batch as may be under way.
+    /// Begins with as many of a batch as may be under way; where buffers for reads ahead are used up, with the one whose turn
+    /// it is.
     pub fn start(&mut self, tiers: &Arc<Tiers>, tenant: u64, ids: &[ObjectId]) {
         let mut held: u64 = self.bytes.iter().sum();
         while let Some(id) = ids.get(self.begun).filter(|_| self.bytes.len() < OBJECTS) {
-            let bytes = tiers.below_bytes(tenant, id);
+            let bytes = tiers.bytes_to_read(tenant, id);
             if held > 0 && held + bytes > BYTES {
                 break;
             }
+            let read = match tiers.fetch_ahead(tenant, *id, bytes) {
+                Some(read) => read,
+                None if self.bytes.is_empty() => Box::pin(tiers.clone().fetch(tenant, *id)),
+                None => break,
+            };
             held += bytes;
             self.begun += 1;
             self.bytes.push_back(bytes);
-            self.reads.push_back(Box::pin(tiers.clone().fetch(tenant, *id)));
+            self.reads.push_back(read);
         }
     }
 
@@ -49,7 +55,7 @@ impl Ahead {
 
     /// Looks for the object whose turn it is once more.
     pub fn again(&mut self, tiers: &Arc<Tiers>, tenant: u64, id: &ObjectId) {
-        self.bytes.push_front(tiers.below_bytes(tenant, id));
+        self.bytes.push_front(tiers.bytes_to_read(tenant, id));
         self.reads.push_front(Box::pin(tiers.clone().fetch(tenant, *id)));
     }
 }

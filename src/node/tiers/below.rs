@@ -3,14 +3,13 @@
 //! What reclaiming drops is queued while the disk still has it, in turn with deletes, so that a deleted value is not queued.
 
 use super::fetch::{Landing, OnDisk};
-use super::{FETCHED_BYTES, FETCHED_UNIT, Fetch, Tiers};
+use super::{Fetch, Tiers};
 use crate::disk::{Aligned, Crcs, Heir, Value};
 use crate::remote::{Lost, Name, Remote, RemoteStats};
 use crate::shm::{Begin, ObjectId, PutMeta};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 use tokio::sync::OwnedSemaphorePermit;
-use tokio::time::timeout_at;
 
 /// How long an orderly end waits for what is queued.
 const DRAIN: Duration = Duration::from_secs(5);
@@ -57,12 +56,10 @@ impl Tiers {
         self.disk_of(tenant, id).is_some() || self.remote.as_ref().is_some_and(|remote| remote.may_have(&(tenant, *id)))
     }
 
-    /// Bytes that reading a value is likely to take; 0 where no read would be begun.
-    pub fn below_bytes(&self, tenant: u64, id: &ObjectId) -> u64 {
-        let on_disk = self.disk_bytes(tenant, id);
-        let Some(remote) = self.remote.as_ref().filter(|_| on_disk == 0) else { return on_disk };
-        let asks = remote.may_have(&(tenant, *id)) && !self.in_memory(tenant, id);
-        if asks { remote.likely_bytes() } else { 0 }
+    /// Bytes that reading a value from the object store is likely to take; 0 where no read would be begun.
+    pub(super) fn likely_below(&self, tenant: u64, id: &ObjectId) -> u64 {
+        let asked = self.remote.as_ref().filter(|remote| remote.may_have(&(tenant, *id)));
+        asked.map_or(0, |remote| remote.likely_bytes())
     }
 
     /// Begins a delete below the disks; for the holder of the turn.
@@ -83,14 +80,22 @@ impl Tiers {
         }
     }
 
-    /// Reads from the object store.
-    pub(super) async fn read_below(self: &Arc<Self>, tenant: u64, id: &ObjectId) -> Fetch {
-        let Some(remote) = &self.remote else { return Fetch::Absent };
+    /// Reads from the object store. `share`: of the buffers for reads ahead of their turn, if this is one.
+    pub(super) async fn read_below(
+        &self,
+        remote: &Arc<Remote>,
+        tenant: u64,
+        id: &ObjectId,
+        mut share: Option<OwnedSemaphorePermit>,
+    ) -> Fetch {
         let name = (tenant, *id);
+        if !remote.may_have(&name) {
+            return Fetch::Absent;
+        }
         let mut damage = None;
         // A value that is damaged twice was not damaged on its way.
         for _ in 0..2 {
-            match self.read_below_once(remote, &name).await {
+            match self.read_below_once(remote, &name, share.take()).await {
                 Ok(fetch) => return fetch,
                 Err(Lost::Damaged(why)) => damage = Some(why),
                 Err(Lost::Failed(why)) => {
@@ -104,13 +109,25 @@ impl Tiers {
         Fetch::Damaged
     }
 
-    async fn read_below_once(&self, remote: &Arc<Remote>, name: &Name) -> Result<Fetch, Lost> {
+    async fn read_below_once(
+        &self,
+        remote: &Arc<Remote>,
+        name: &Name,
+        share: Option<OwnedSemaphorePermit>,
+    ) -> Result<Fetch, Lost> {
         // Before anything is under way, and so in the order in which a batch asks: the value whose turn it is never waits for
         // memory that later ones hold.
-        let likely = units(remote.likely_bytes());
-        let share = self.fetched.clone().acquire_many_owned(likely).await.map_err(|_| Lost::Absent)?;
+        let (share, is_ahead) = match share {
+            Some(share) => (share, true),
+            None => (self.shares.in_turn(remote.likely_bytes()).await.ok_or(Lost::Absent)?, false),
+        };
         let opened = remote.open(name).await?;
-        let share = self.fit(share, units(opened.bytes()), opened.until()).await?;
+        let Some(share) = self.shares.fit(share, opened.bytes(), opened.until()).await else {
+            return match is_ahead {
+                true => Ok(Fetch::Crowded),
+                false => Err(Lost::Failed("no memory to read into came free in time".into())),
+            };
+        };
         let (found, guard) = opened.read().await?;
         let (meta, crcs) = (found.meta, found.crcs);
         if self.uses.count(name.0, &name.1) >= self.settings.promote_after
@@ -125,26 +142,4 @@ impl Tiers {
         let value = Value { meta, crcs, buffer: Landing::Heap(found.value) };
         Ok(Fetch::OnDisk(Arc::new(OnDisk::new(value, share))))
     }
-
-    /// A share of the buffers' bytes as large as is needed.
-    async fn fit(
-        &self,
-        mut share: OwnedSemaphorePermit,
-        needed: u32,
-        until: tokio::time::Instant,
-    ) -> Result<OwnedSemaphorePermit, Lost> {
-        let has = share.num_permits() as u32;
-        if has > needed {
-            drop(share.split((has - needed) as usize));
-        } else if has < needed {
-            let more = timeout_at(until, self.fetched.clone().acquire_many_owned(needed - has)).await;
-            let late = || Lost::Failed("no memory to read into came free in time".into());
-            share.merge(more.map_err(|_| late())?.map_err(|_| late())?);
-        }
-        Ok(share)
-    }
-}
-
-fn units(bytes: u64) -> u32 {
-    (bytes as usize).min(FETCHED_BYTES).div_ceil(FETCHED_UNIT) as u32
 }

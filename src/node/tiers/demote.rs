@@ -104,7 +104,8 @@ impl Tiers {
     }
 
     fn demote(self: &Arc<Self>) {
-        let mut told = SmallVec::<[State; 2]>::new();
+        let mut told: Vec<Option<String>> = vec![None; self.disks.len()];
+        let mut kept = true;
         while !self.demotion.stopping.load(Ordering::Relaxed) {
             let again = !self.demotion.again().is_empty();
             if again {
@@ -112,28 +113,44 @@ impl Tiers {
             } else {
                 self.demotion.sleep(LOOK);
             }
-            let now = self.clock.now();
-            let states: SmallVec<[State; 2]> = self.disks.iter().map(|disk| (disk.tick(now), disk.state()).1).collect();
-            if states != told {
-                for state in &states {
-                    match state {
-                        State::Serving => {}
-                        State::ReadOnly(why) => {
-                            tracing::error!(why, "a disk takes no new values; what it has is served")
-                        }
-                        State::Offline(why) => tracing::error!(why, "a disk is offline; memory serves on"),
-                    }
-                }
-                let keep = states.iter().any(|state| *state == State::Serving);
-                self.memory.keep_all(keep);
-                self.room.notify_waiters();
-                told = states;
-            }
+            self.look(&mut told, &mut kept);
             let again = std::mem::take(&mut *self.demotion.again());
             if !again.is_empty() {
                 self.give(again, true);
             }
             while self.demote_some() {}
+        }
+    }
+
+    /// Tells what has become of the disks; where none writes any more memory evicts by itself again.
+    fn look(&self, told: &mut [Option<String>], kept: &mut bool) {
+        let now = self.clock.now();
+        for (disk, told) in self.disks.iter().zip(told) {
+            disk.tick(now);
+            let trouble = super::trouble(disk);
+            if trouble == *told {
+                continue;
+            }
+            let path = disk.path();
+            match (&trouble, disk.state()) {
+                (Some(trouble), State::Serving) => {
+                    tracing::warn!(path, trouble, "a disk has less room than configured")
+                }
+                (Some(trouble), State::ReadOnly(_)) => {
+                    tracing::error!(path, trouble, "a disk takes no new values; what it has is served")
+                }
+                (Some(trouble), State::Offline(_)) => {
+                    tracing::error!(path, trouble, "a disk is offline; memory serves on")
+                }
+                (None, _) => tracing::info!(path, "a disk has the room that is configured"),
+            }
+            *told = trouble;
+        }
+        let keep = self.disks.iter().any(|disk| disk.state() == State::Serving);
+        if keep != *kept {
+            *kept = keep;
+            self.memory.keep_all(keep);
+            self.room.notify_waiters();
         }
     }
 
@@ -211,7 +228,6 @@ impl Tiers {
         let value: Box<dyn Any> = value;
         let Ok(going) = value.downcast::<Going>() else { return };
         let leaving = going.0;
-        let len = leaving.meta().put.len;
         let counter = match outcome {
             PutOutcome::Stored => Some(&self.counts.demoted),
             PutOutcome::Present => Some(&self.counts.clean),
@@ -223,9 +239,6 @@ impl Tiers {
             Some(counter) => {
                 if leaving.leave() {
                     TierCounts::add(counter, 1);
-                }
-                if outcome == PutOutcome::Stored {
-                    TierCounts::add(&self.counts.demoted_bytes, len);
                 }
             }
             None => {

@@ -29,15 +29,13 @@ use crate::disk::{Disk, DiskStats, State as DiskState};
 use crate::remote::Remote;
 use crate::shm::{Begin, ChainKey, Exists, Lease, ObjectId, PutMeta, ShmError, Store};
 use demote::Demotion;
-use fetch::Flights;
+use fetch::{Flights, Shares};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use tokio::sync::{Notify, Semaphore, oneshot};
+use tokio::sync::{Notify, oneshot};
 
-/// Bytes of values read from disk that wait in buffers of their own to be sent, over all calls.
-const FETCHED_BYTES: usize = 256 << 20;
-/// Unit of which the semaphore counts them.
-const FETCHED_UNIT: usize = 4096;
+/// What a delete says that a disk could not note.
+const FORGOTTEN: &str = "the objects are forgotten, but may come back when the node starts anew";
 
 /// When values go down and come up.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -53,8 +51,6 @@ pub struct TierSettings {
 pub struct TierCounts {
     /// Values written to disk when they left memory.
     pub demoted: AtomicU64,
-    /// Bytes of them.
-    pub demoted_bytes: AtomicU64,
     /// Values that left memory and were on disk already.
     pub clean: AtomicU64,
     /// Values that left memory and are nowhere else: no disk could take them.
@@ -63,8 +59,6 @@ pub struct TierCounts {
     pub misses: AtomicU64,
     /// Values that came back into memory.
     pub promoted: AtomicU64,
-    /// Bytes of them.
-    pub promoted_bytes: AtomicU64,
 }
 
 impl TierCounts {
@@ -83,8 +77,7 @@ pub struct Tiers {
     clock: Clock,
     uses: Uses,
     flights: Flights,
-    /// Bytes of [`FETCHED_BYTES`] that are left.
-    fetched: Arc<Semaphore>,
+    shares: Shares,
     /// Held while values are deleted, given to the disk, or brought back.
     turns: Mutex<()>,
     demotion: Demotion,
@@ -109,6 +102,7 @@ impl Tiers {
         clock: Clock,
     ) -> Arc<Tiers> {
         memory.keep_all(!disks.is_empty());
+        let shares = Shares::new(memory.stats().slab_bytes);
         Arc::new(Tiers {
             memory,
             disks,
@@ -117,7 +111,7 @@ impl Tiers {
             clock,
             uses: Uses::new(),
             flights: Flights::default(),
-            fetched: Arc::new(Semaphore::new(FETCHED_BYTES / FETCHED_UNIT)),
+            shares,
             turns: Mutex::default(),
             demotion: Demotion::default(),
             room: Notify::new(),
@@ -165,12 +159,13 @@ impl Tiers {
         found.masks.first().is_some_and(|mask| mask >> id.part & 1 == 1)
     }
 
-    /// As [`Store::begin`], over both tiers. `NoRoom` may pass: [`Tiers::frees_room`].
+    /// As [`Store::begin`], over both tiers. With disks `NoRoom` may pass: [`Tiers::room`].
     ///
     /// # Errors
     /// As there.
     pub fn begin(&self, meta: &PutMeta, now: u64) -> Result<Begin, ShmError> {
-        if let Some(disk) = self.disk_of(meta.tenant, &meta.id).filter(|_| meta.validate().is_ok()) {
+        meta.validate()?;
+        if let Some(disk) = self.disk_of(meta.tenant, &meta.id) {
             disk.touch(meta.tenant, &[meta.id]);
             return Ok(Begin::Present);
         }
@@ -179,11 +174,6 @@ impl Tiers {
             self.demotion.wake();
         }
         begun
-    }
-
-    /// Whether memory is being freed, so that who waits for [`Tiers::room`] may find some.
-    pub fn frees_room(&self) -> bool {
-        self.has_disk()
     }
 
     /// Marks objects as used; returns how many are there.
@@ -222,13 +212,15 @@ impl Tiers {
                 disk.delete(tenant, ids, move |outcome| drop(done.send(outcome)));
                 waiting.push(answer);
             }
+            // What begins from now on finds what was deleted on no disk.
+            self.flights.forget(tenant, ids);
             forgotten = self.forget_below(tenant, ids);
         }
         for answer in waiting {
             match answer.await {
                 Ok(Ok(_)) => {}
-                Ok(Err(e)) => return Err(e.to_string()),
-                Err(_) => return Err("the disk tier ended first".into()),
+                Ok(Err(e)) => return Err(format!("{FORGOTTEN}: {e}")),
+                Err(_) => return Err(format!("{FORGOTTEN}: the disk tier ended first")),
             }
         }
         if let Some(forgotten) = forgotten {
@@ -248,17 +240,31 @@ impl Tiers {
         }
     }
 
-    /// Sums over the disks, and their states that are not `Serving`; none without disks.
+    /// Sums over the disks, and what is wrong with them; none without disks.
     pub fn disk_stats(&self) -> Option<(DiskStats, Vec<String>)> {
         let mut sum = self.disks.first()?.stats();
         for disk in &self.disks[1..] {
             sum.add(&disk.stats());
         }
-        let trouble = |disk: &Disk| match disk.state() {
-            DiskState::Serving => None,
-            DiskState::ReadOnly(why) => Some(format!("read-only: {why}")),
-            DiskState::Offline(why) => Some(format!("offline: {why}")),
+        let named = |disk: &Disk| {
+            let what = trouble(disk)?;
+            Some(if self.disks.len() == 1 { what } else { format!("{}: {what}", disk.path()) })
         };
-        Some((sum, self.disks.iter().filter_map(trouble).collect()))
+        Some((sum, self.disks.iter().filter_map(named).collect()))
+    }
+}
+
+/// What a disk cannot do and why; none where nothing is wrong.
+fn trouble(disk: &Disk) -> Option<String> {
+    match disk.state() {
+        DiskState::ReadOnly(why) => Some(format!("read-only: {why}")),
+        DiskState::Offline(why) => Some(format!("offline: {why}")),
+        DiskState::Serving => {
+            let stats = disk.stats();
+            let (has, size) = (stats.file_bytes >> 20, stats.capacity_bytes >> 20);
+            stats
+                .no_space
+                .then(|| format!("full: the file system has space for {has} MiB of the {size} MiB configured"))
+        }
     }
 }
