@@ -12,7 +12,11 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 fn world(fake: &Fake, promote_after: u8) -> World {
-    let config = RemoteConfig { timeout: Duration::from_secs(1), ..RemoteConfig::new("kv", "node-1") };
+    let config = RemoteConfig {
+        timeout: Duration::from_secs(1),
+        read_timeout: Duration::from_secs(1),
+        ..RemoteConfig::new("kv", "node-1")
+    };
     World::new(Arc::new(fake.clone()), config, promote_after)
 }
 
@@ -23,15 +27,17 @@ fn what_fits_neither_into_memory_nor_on_disk_is_in_the_store_and_is_found_by_the
     (0..300).for_each(|n| world.put(n, length(n)));
     world.rest();
     let places = world.check();
-    assert!(places.iter().all(|count| *count > 20), "{places:?}");
+    assert!(places.iter().all(|count| *count > 5), "{places:?}");
     let totals = world.tiers.remote_stats().unwrap().totals;
     assert_eq!((totals.dropped, totals.failed, totals.damaged), (0, 0, 0), "{totals:?}");
     let mut world = world.restart();
     world.check();
     assert_eq!(world.get(&object(1000)), None);
-    // What was in the store alone is not reported, and can be put again.
+    // What is in the store alone is reported, since it was listed or read, and can be put again.
+    for id in world.known.keys() {
+        assert_eq!(world.tiers.exists(TENANT, &[id.key], None, 0).masks, [1], "{id:?}");
+    }
     let below = *world.known.keys().find(|id| world.get(id).unwrap().1 == Where::Remote).unwrap();
-    assert_eq!(world.tiers.exists(TENANT, &[below.key], None, 0).masks, [0]);
     let n = (0..300).find(|n| object(*n) == below).unwrap();
     world.put(n, length(n));
     assert_eq!(world.get(&below).unwrap().1, Where::Memory);

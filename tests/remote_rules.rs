@@ -9,7 +9,7 @@ mod shm;
 mod machine;
 
 use mimo_cache::remote::{Found, Lost, Remote, RemoteConfig, Writers};
-use remote::{Call, Fake, Fault, config, name, offer};
+use remote::{Call, Fake, Fault, config, name, offer, reported};
 use shm::value;
 use std::sync::Arc;
 use std::time::Duration;
@@ -172,7 +172,7 @@ async fn a_store_that_hangs_costs_a_few_timeouts_and_then_none() {
     for n in 0..100 {
         assert!(get(&remote, n).await.is_err());
     }
-    assert_eq!(start.elapsed(), 3 * config().timeout, "three failures, then rest");
+    assert_eq!(start.elapsed(), 3 * config().read_timeout, "three failures, then rest");
     assert!(!remote.may_have(&name(5)) && remote.stats().trouble.contains("no answer within 2000 ms"));
     assert!(delete(&remote, 1).await.unwrap_err().contains("may come back"));
     fake.mend();
@@ -274,4 +274,83 @@ async fn a_read_that_began_before_a_delete_gives_nothing_after_it() {
     let (_, guard) = remote.open(&name(2)).await.unwrap().read().await.unwrap();
     let _forgotten = remote.forget(vec![name(2)]);
     assert!(guard.is_gone(), "whoever holds a value learns of it");
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_is_offered_or_listed_or_read_is_reported_until_it_is_gone() {
+    let fake = Fake::default();
+    let (remote, writers) = open(&fake, config());
+    for n in 1..=3 {
+        stored(&remote, n, 5000).await;
+        assert!(reported(&remote, n), "from when it is offered");
+    }
+    assert!(!reported(&remote, 4));
+    delete(&remote, 1).await.unwrap();
+    assert!(!reported(&remote, 1));
+    // The store drops one by a rule of its own: the first read tells.
+    fake.drop_object(&fake.names()[0]);
+    let found = [get(&remote, 2).await.is_ok(), get(&remote, 3).await.is_ok()];
+    assert_eq!([reported(&remote, 2), reported(&remote, 3)], found);
+    let left = if found[0] { 2 } else { 3 };
+    fake.next(Call::Put, Fault::Refused);
+    fake.next(Call::Put, Fault::Refused);
+    stored(&remote, 5, 100).await;
+    assert!(!reported(&remote, 5), "what could not be written");
+    drop(writers);
+    // Another process lists what is there. Before that it knows what it has read.
+    let next = Remote::new(Arc::new(fake.clone()), config());
+    assert!(!reported(&next, left));
+    is(get(&next, left).await, left, 5000);
+    assert!(reported(&next, left));
+    let (next, _writers) = open(&fake, config());
+    sleep(Duration::from_millis(1)).await;
+    assert!(reported(&next, left) && next.stats().keys == 1);
+    assert_eq!(fake.calls(Call::List), 2, "once for each process that starts to write");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_listing_that_fails_goes_on_and_one_that_is_forbidden_ends() {
+    let fake = Fake::default();
+    let (remote, writers) = open(&fake, config());
+    for n in 1..=5 {
+        stored(&remote, n, 100).await;
+    }
+    drop(writers);
+    fake.next(Call::List, Fault::Cut);
+    fake.next(Call::List, Fault::Hang);
+    let (next, writers) = open(&fake, config());
+    sleep(Duration::from_secs(1)).await;
+    assert_eq!(next.stats().keys, 1);
+    let trouble = next.stats().trouble;
+    sleep(Duration::from_secs(65)).await;
+    assert_eq!((next.stats().keys, fake.calls(Call::List), trouble), (5, 4, String::new()));
+    drop(writers);
+    fake.next(Call::List, Fault::Refused);
+    let (next, _writers) = open(&fake, config());
+    sleep(Duration::from_secs(600)).await;
+    assert_eq!((next.stats().keys, fake.calls(Call::List)), (0, 5));
+    is(get(&next, 1).await, 1, 100);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_store_that_hangs_is_left_alone_though_nobody_waits_to_the_end() {
+    let fake = Fake::default();
+    let (remote, _writers) = open(&fake, config());
+    stored(&remote, 1, 5000).await;
+    fake.always(Fault::Hang);
+    let impatient = async |patience: u64| {
+        assert!(tokio::time::timeout(Duration::from_millis(patience), get(&remote, 1)).await.is_err());
+    };
+    for _ in 0..5 {
+        impatient(900).await;
+    }
+    assert!(remote.may_have(&name(1)), "too little patience says nothing");
+    for _ in 0..3 {
+        impatient(1100).await;
+    }
+    assert!(!remote.may_have(&name(1)) && !reported(&remote, 1), "{:?}", remote.stats());
+    fake.mend();
+    sleep(Duration::from_secs(2)).await;
+    assert!(reported(&remote, 1));
+    is(get(&remote, 1).await, 1, 5000);
 }

@@ -1,7 +1,7 @@
 //! The remote tier over the `object_store` crate: its store in memory, and the S3 server of moto in a process of its own.
 //!
-//! `MIMO_MOTO` names the `moto_server` program; without it the one on the PATH is used, and without that the tests say so and
-//! pass.
+//! `MIMO_MOTO` names the `moto_server` program, as `make test` does; without it the one on the PATH is used, and without that
+//! the test of it says so and passes.
 #![cfg(all(feature = "remote", target_os = "linux"))]
 
 mod remote;
@@ -10,12 +10,15 @@ mod shm;
 use bytes::Bytes;
 use futures_util::StreamExt;
 use mimo_cache::remote::{Bucket, Kept, RemoteConfig, S3Config, Store};
+use mimo_cache::shm::ObjectId;
 use object_store::memory::InMemory;
+use remote::TENANT;
 use remote::world::{Where, World, length};
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 /// What every store must do.
@@ -33,6 +36,16 @@ async fn keeps_the_contract(bucket: &dyn Bucket) {
     assert_eq!(bucket.put("kv/a=2eb/1-00", parts("two")).await.unwrap(), Kept::Present, "the first writer wins");
     assert_eq!(read("kv/a=2eb/1-00").await.unwrap(), b"head one");
     assert_eq!(read("kv/a=2eb/1-01").await, None);
+    for name in ["kv/a=2eb/1-02", "kv/a=2eb/0-00", "kv/a=2eb2/1-00"] {
+        assert_eq!(bucket.put(name, parts("more")).await.unwrap(), Kept::Stored);
+    }
+    let list = async |after: &str| bucket.list("kv/a=2eb/", after).map(Result::unwrap).collect::<Vec<String>>().await;
+    assert_eq!(list("").await, ["kv/a=2eb/0-00", "kv/a=2eb/1-00", "kv/a=2eb/1-02"]);
+    assert_eq!(list("kv/a=2eb/1-00").await, ["kv/a=2eb/1-02"]);
+    for name in ["kv/a=2eb/1-02", "kv/a=2eb/0-00", "kv/a=2eb2/1-00"] {
+        bucket.delete(name).await.unwrap();
+    }
+    assert_eq!(list("").await, ["kv/a=2eb/1-00"]);
     bucket.delete("kv/a=2eb/1-00").await.unwrap();
     assert_eq!(read("kv/a=2eb/1-00").await, None);
     assert_eq!(bucket.put("kv/a=2eb/1-00", parts("two")).await.unwrap(), Kept::Stored);
@@ -70,16 +83,23 @@ impl Drop for Moto {
 
 impl Moto {
     fn start() -> Option<Moto> {
-        let program = std::env::var("MIMO_MOTO").unwrap_or_else(|_| "moto_server".into());
+        let named = std::env::var("MIMO_MOTO").ok();
+        let program = named.clone().unwrap_or_else(|| "moto_server".into());
         let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
         let child = Command::new(&program)
             .args(["-H", "127.0.0.1", "-p", &port.to_string()])
             .stdout(Stdio::null())
             .stderr(Stdio::null())
             .spawn();
-        let Ok(child) = child else {
-            eprintln!("{program} is not there, so nothing is tested against it: pip install 'moto[server,s3]'");
-            return None;
+        let child = match child {
+            Ok(child) => child,
+            Err(error) => {
+                assert!(named.is_none(), "{program} of MIMO_MOTO does not start: {error}");
+                eprintln!(
+                    "{program} is not there, so nothing is tested against it: pip install 'moto[s3]' flask flask-cors"
+                );
+                return None;
+            }
         };
         let moto = Moto { child, port };
         let until = Instant::now() + Duration::from_secs(60);
@@ -103,14 +123,18 @@ impl Moto {
     }
 
     fn store(&self) -> Store {
-        Store::s3(&S3Config {
-            bucket: "kv-cache".into(),
-            endpoint: Some(format!("http://127.0.0.1:{}", self.port)),
-            region: Some("us-east-1".into()),
-            timeout: Duration::from_secs(5),
-        })
-        .unwrap()
+        store_at(self.port)
     }
+}
+
+fn store_at(port: u16) -> Store {
+    Store::s3(&S3Config {
+        bucket: "kv-cache".into(),
+        endpoint: Some(format!("http://127.0.0.1:{port}")),
+        region: Some("us-east-1".into()),
+        timeout: Duration::from_secs(20),
+    })
+    .unwrap()
 }
 
 /// Runs this test in a process of its own, with credentials in its environment; true inside that.
@@ -132,7 +156,9 @@ fn all_tiers_over_a_server_that_ends() {
         return;
     }
     let Some(moto) = Moto::start() else { return };
-    let config = RemoteConfig { timeout: Duration::from_secs(5), ..RemoteConfig::new("prod/kv", "node-1") };
+    // The server is slow, and more so beside other tests.
+    let patience = Duration::from_secs(20);
+    let config = RemoteConfig { timeout: patience, read_timeout: patience, ..RemoteConfig::new("prod/kv", "node-1") };
     let mut world = World::new(Arc::new(moto.store()), config, 255);
     world.runtime.block_on(keeps_the_contract(&moto.store()));
     (0..150).for_each(|n| world.put(n, length(n)));
@@ -148,6 +174,13 @@ fn all_tiers_over_a_server_that_ends() {
     assert_eq!(world.get(&below), None);
     let mut world = world.restart();
     assert_eq!(world.get(&below), None);
+    let until = Instant::now() + Duration::from_secs(20);
+    let is_reported = |id: &ObjectId| world.tiers.exists(TENANT, &[id.key], None, 0).masks == [1];
+    while !world.known.keys().all(is_reported) {
+        assert!(Instant::now() < until, "what the server lists is not reported");
+        std::thread::sleep(Duration::from_millis(10));
+    }
+    assert!(!is_reported(&below));
     drop(moto);
     // A read that fails is a miss, and the node goes on.
     let (here, lost): (Vec<_>, Vec<_>) = world.known.keys().copied().partition(|id| world.get(id).is_some());
@@ -156,4 +189,45 @@ fn all_tiers_over_a_server_that_ends() {
     assert!(world.delete(&lost[..1]).is_err());
     let stats = world.tiers.remote_stats().unwrap();
     assert!(!stats.trouble.is_empty() && !stats.trouble.contains("kv-cache"), "{stats:?}");
+}
+
+/// Answers every request with an error that has no end; counts the bytes that it could send.
+fn endless() -> (u16, Arc<AtomicUsize>) {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let (port, sent) = (listener.local_addr().unwrap().port(), Arc::new(AtomicUsize::new(0)));
+    let counted = sent.clone();
+    std::thread::spawn(move || {
+        for stream in listener.incoming() {
+            let (Ok(mut stream), counted) = (stream, counted.clone()) else { return };
+            std::thread::spawn(move || {
+                let _ = stream.read(&mut [0; 4096]);
+                let _ = stream.write_all(b"HTTP/1.1 403 Forbidden\r\nTransfer-Encoding: chunked\r\n\r\n");
+                let piece = [b"10000\r\n".as_slice(), &[b'x'; 1 << 16], b"\r\n"].concat();
+                while stream.write_all(&piece).is_ok() {
+                    counted.fetch_add(piece.len(), Ordering::Relaxed);
+                }
+            });
+        }
+    });
+    (port, sent)
+}
+
+#[test]
+fn an_answer_without_an_end_is_not_taken_whole() {
+    if !has_credentials("an_answer_without_an_end_is_not_taken_whole") {
+        return;
+    }
+    let (port, sent) = endless();
+    let store = store_at(port);
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
+    let start = Instant::now();
+    runtime.block_on(async {
+        store.get("a/b").await.unwrap_err();
+        store.put("a/b", [Bytes::from_static(b"x"), Bytes::from_static(b"y")]).await.unwrap_err();
+        store.delete("a/b").await.unwrap_err();
+        store.list("a/", "").next().await.unwrap().unwrap_err();
+    });
+    // Each 4 MiB, and what sockets hold.
+    assert!(sent.load(Ordering::Relaxed) < 64 << 20, "{sent:?} bytes");
+    assert!(start.elapsed() < Duration::from_secs(20), "not the time of a call, which has no end either");
 }

@@ -210,6 +210,7 @@ fn remote(metric: &mut impl FnMut(&str, &str, &str, &[(&str, f64)]), r: &RemoteS
     metric("remote_delete_errors_total", "counter", "Deletes that it did not.", &one(t.delete_errors));
     metric("remote_damaged_total", "counter", "Objects removed because of a check.", &one(t.damaged));
     metric("remote_other_version_total", "counter", "Objects of another version.", &one(t.other_version));
+    metric("remote_keys", "gauge", "Keys known to be in the object store, at least in part.", &[("", r.keys as f64)]);
     metric("remote_queue_bytes", "gauge", "Bytes of values that wait to be written.", &one(r.queue_bytes));
     metric("remote_troubled", "gauge", "1 while the object store fails.", &one(u64::from(!r.trouble.is_empty())));
 }

@@ -19,9 +19,12 @@ pub struct RemoteTierConfig {
     /// The bucket's region; by default as the environment says (`AWS_REGION`), else `us-east-1`.
     #[serde(default)]
     pub region: Option<String>,
-    /// Longest time of one call.
+    /// Longest time of one write or delete.
     #[serde(default = "RemoteTierConfig::timeout")]
     pub timeout: Time,
+    /// Longest time of one read.
+    #[serde(default = "RemoteTierConfig::read_timeout")]
+    pub read_timeout: Time,
     /// How often a write or a delete is tried again.
     #[serde(default = "RemoteTierConfig::retries")]
     pub retries: u32,
@@ -37,6 +40,9 @@ pub struct RemoteTierConfig {
     /// How long a value that was not there is not asked for again.
     #[serde(default = "RemoteTierConfig::remember_absent")]
     pub remember_absent: Time,
+    /// Keys that are remembered as being there.
+    #[serde(default = "RemoteTierConfig::keys")]
+    pub keys: usize,
 }
 
 impl RemoteTierConfig {
@@ -46,6 +52,14 @@ impl RemoteTierConfig {
 
     fn timeout() -> Time {
         Time(Self::defaults().timeout)
+    }
+
+    fn read_timeout() -> Time {
+        Time(Self::defaults().read_timeout)
+    }
+
+    fn keys() -> usize {
+        Self::defaults().keys
     }
 
     fn retries() -> u32 {
@@ -108,6 +122,8 @@ impl RemoteTierConfig {
             false => Err(format!("remote.{key} is {value}, allowed is {least} to {most}")),
         };
         within("timeout in milliseconds", self.timeout.0.as_millis() as u64, 100, 600_000)?;
+        within("read_timeout in milliseconds", self.read_timeout.0.as_millis() as u64, 10, 600_000)?;
+        within("keys", self.keys as u64, 1 << 10, 1 << 28)?;
         within("retries", self.retries.into(), 0, 10)?;
         within("queue in bytes", self.queue.0, 1 << 20, 1 << 40)?;
         within("uploads", self.uploads as u64, 1, 256)?;
@@ -119,6 +135,8 @@ impl RemoteTierConfig {
     fn limits(&self, node: &str) -> Result<RemoteConfig, String> {
         Ok(RemoteConfig {
             timeout: self.timeout.0,
+            read_timeout: self.read_timeout.0,
+            keys: self.keys,
             retries: self.retries,
             queue_bytes: self.queue.0,
             uploads: self.uploads,
@@ -193,6 +211,8 @@ mod tests {
         }
         for (more, words) in [
             ("timeout = '1ms'", "remote.timeout in milliseconds is 1, allowed is 100"),
+            ("read_timeout = '1ms'", "remote.read_timeout in milliseconds is 1"),
+            ("keys = 10", "remote.keys is 10"),
             ("retries = 11", "remote.retries is 11"),
             ("queue = '1KiB'", "remote.queue in bytes is 1024"),
             ("uploads = 0", "remote.uploads is 0"),

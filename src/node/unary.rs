@@ -125,7 +125,7 @@ pub async fn verify(state: Arc<State>, request: VerifyRequest) -> Result<VerifyR
             (0, 0) => match state.tiers.clone().fetch(request.tenant, id).await {
                 Fetch::InMemory | Fetch::OnDisk(_) => reply.sound += 1,
                 Fetch::Damaged => reply.dropped += 1,
-                Fetch::Absent => {}
+                Fetch::Absent | Fetch::Crowded => {}
             },
             (sound, dropped) => {
                 reply.sound += sound;

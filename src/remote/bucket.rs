@@ -1,4 +1,4 @@
-//! What the tier needs of an object store: three calls, each with an outcome that says what may be relied on.
+//! What the tier needs of an object store: four calls, each with an outcome that says what may be relied on.
 
 use bytes::Bytes;
 use futures_util::future::BoxFuture;
@@ -56,6 +56,8 @@ pub trait Bucket: fmt::Debug + Send + Sync + 'static {
     fn put<'a>(&'a self, name: &'a str, parts: [Bytes; 2]) -> BoxFuture<'a, Result<Kept, Refused>>;
     /// Begins to read an object; none where there is none.
     fn get<'a>(&'a self, name: &'a str) -> BoxFuture<'a, Result<Option<Answer>, Refused>>;
+    /// Names of all objects that begin with `start` (`a/b/`), those after `after` only, in the order of their bytes.
+    fn list(&self, start: &str, after: &str) -> BoxStream<'static, Result<String, Refused>>;
     /// Removes an object. One that is not there is removed.
     fn delete<'a>(&'a self, name: &'a str) -> BoxFuture<'a, Result<(), Refused>>;
 }

@@ -9,8 +9,11 @@ pub struct RemoteConfig {
     pub prefix: String,
     /// The node's name, the next step of all names.
     pub node: String,
-    /// Longest time of one call. A read has it for the whole value.
+    /// Longest time of one write, delete or page of a listing.
     pub timeout: Duration,
+    /// Longest time of one read, waits for others' reads and all bytes of the value included. Below the deadlines of those
+    /// who ask, or a store that hangs makes them take the node for one that does.
+    pub read_timeout: Duration,
     /// How often a write or a delete is tried again. A read is not: its caller computes meanwhile.
     pub retries: u32,
     /// Bytes of values that wait to be written or are being written. One value may always wait.
@@ -21,20 +24,25 @@ pub struct RemoteConfig {
     pub reads: usize,
     /// How long a name that was not there is taken to be absent.
     pub remember_absent: Duration,
+    /// Keys of which it is remembered that the store has them; 16 bytes each.
+    pub keys: usize,
 }
 
 impl RemoteConfig {
-    /// 10 seconds, 2 retries, a queue of 256 MiB, 4 writes and 64 reads at a time, a minute of memory for misses.
+    /// 10 seconds, half a second for a read, 2 retries, a queue of 256 MiB, 4 writes and 64 reads at a time, a minute of memory
+    /// for misses, 1 Mi keys.
     pub fn new(prefix: impl Into<String>, node: impl Into<String>) -> RemoteConfig {
         RemoteConfig {
             prefix: prefix.into(),
             node: node.into(),
             timeout: Duration::from_secs(10),
+            read_timeout: Duration::from_millis(500),
             retries: 2,
             queue_bytes: 256 << 20,
             uploads: 4,
             reads: 64,
             remember_absent: Duration::from_secs(60),
+            keys: 1 << 20,
         }
     }
 

@@ -56,6 +56,9 @@ impl Remote {
             .filter(|(name, _)| is_deleted(name))
             .for_each(|(_, gone)| gone.store(true, Ordering::Release));
         drop(busy);
+        let mut record = lock(&self.record);
+        names.iter().for_each(|name| record.remove(name));
+        drop(record);
         Forgotten { remote: self.clone(), names }
     }
 }
@@ -114,6 +117,7 @@ impl Remote {
 
     /// Removes an object that failed its checks twice, so that another one can be stored. It is worth no more than one try.
     pub(super) async fn remove_damaged(&self, name: &Name) {
+        lock(&self.record).remove(name);
         let at = self.names.of(name);
         if let Ok(Ok(())) = tokio::time::timeout(self.config.timeout, self.bucket.delete(&at)).await {
             lock(&self.recent).set(name, Known::Absent, Instant::now());

@@ -6,6 +6,8 @@
 //! - **Read on miss.** There is no index: an object is asked for by its name ([`name`]), so that it is found again after any
 //!   restart. Names that were not there a moment ago, or that the node has written, are remembered in a table of a fixed
 //!   size ([`recent`]).
+//! - **What is reported to exist** is what this process has written or read ([`record`]), and what a listing after the start
+//!   has shown ([`listing`]); nothing while the tier rests.
 //! - **Every read is verified**: length, version and checksum of the header, the name in it, and the CRC32C of each chunk.
 //!   Nothing is allocated on the word of the store before its length was compared with the limit of a value.
 //! - **A delete** answers when the store has confirmed it ([`delete`]). Where it does not, or where an earlier write of the
@@ -20,10 +22,14 @@ mod bucket;
 mod config;
 mod delete;
 mod header;
+#[cfg(feature = "remote")]
+mod limit;
+mod listing;
 mod name;
 mod queue;
 mod read;
 mod recent;
+mod record;
 mod rest;
 #[cfg(feature = "remote")]
 mod s3;

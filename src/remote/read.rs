@@ -15,6 +15,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use tokio::sync::OwnedSemaphorePermit;
 use tokio::time::{Instant, timeout_at};
 
+/// Longest object.
+const MOST: u64 = MAX_VALUE_BYTES + MAX_HEADER_BYTES as u64;
+
 /// A verified value.
 #[derive(Debug)]
 pub struct Found {
@@ -42,6 +45,8 @@ struct Reading {
     remote: Arc<Remote>,
     gone: Arc<AtomicBool>,
     permit: Option<OwnedSemaphorePermit>,
+    /// Since when the store is waited for, while it is.
+    waits: Option<Instant>,
 }
 
 impl std::fmt::Debug for Reading {
@@ -53,6 +58,13 @@ impl std::fmt::Debug for Reading {
 impl Drop for Reading {
     fn drop(&mut self) {
         lock(&self.remote.busy).reads.retain(|(_, gone)| !Arc::ptr_eq(gone, &self.gone));
+        // Who asked has gone before the time was over. Without this a store that hangs would never be left alone, if nobody
+        // has as much patience as a read.
+        if let Some(waited) = self.waits.map(|since| since.elapsed())
+            && waited >= self.remote.config.read_timeout / 2
+        {
+            self.remote.failed(&Refused::late(waited.as_millis()).sentence);
+        }
     }
 }
 
@@ -101,7 +113,7 @@ impl Opened {
     /// # Errors
     /// [`Lost`]; of an object that is damaged the tier thinks nothing yet ([`Remote::is_damaged`]).
     pub async fn read(self) -> Result<(Found, Guard), Lost> {
-        let Opened { name, reading, from, until } = self;
+        let Opened { name, mut reading, from, until } = self;
         let remote = reading.remote.clone();
         let read = match from {
             From::Queue(queued) => {
@@ -109,10 +121,23 @@ impl Opened {
                 let value = Aligned::copy_of((*queued).as_ref());
                 Ok(Found { meta: queued.meta, crcs: queued.crcs.clone(), value })
             }
-            From::Store(answer) => match timeout_at(until, remote.receive(&name, answer)).await {
-                Ok(read) => read,
-                Err(_) => Err(Lost::Failed(Refused::late(remote.config.timeout.as_millis()).sentence)),
-            },
+            From::Store(answer) => {
+                reading.waits = Some(Instant::now());
+                let read = timeout_at(until, remote.receive(&name, answer)).await;
+                reading.waits = None;
+                let read = read.unwrap_or_else(|_| Err(Lost::Failed(remote.late().sentence)));
+                let busy = lock(&remote.busy);
+                // Under the lock, so that a delete comes before or after.
+                if !reading.gone.load(Ordering::Acquire) {
+                    match &read {
+                        Ok(_) => lock(&remote.record).add(&name),
+                        Err(Lost::Absent) => lock(&remote.record).remove(&name),
+                        Err(_) => {}
+                    }
+                }
+                drop(busy);
+                read
+            }
         };
         match &read {
             Ok(found) => {
@@ -137,7 +162,7 @@ impl Remote {
     /// # Errors
     /// [`Lost`].
     pub async fn open(self: &Arc<Self>, name: &Name) -> Result<Opened, Lost> {
-        let until = Instant::now() + self.config.timeout;
+        let until = Instant::now() + self.config.read_timeout;
         let gone = Arc::new(AtomicBool::new(false));
         {
             let mut busy = lock(&self.busy);
@@ -146,7 +171,7 @@ impl Remote {
             }
             busy.reads.push((*name, gone.clone()));
         }
-        let mut reading = Reading { remote: self.clone(), gone, permit: None };
+        let mut reading = Reading { remote: self.clone(), gone, permit: None, waits: None };
         let queued = lock(&self.queue).get(name);
         if let Some(queued) = queued {
             return Ok(Opened { name: *name, reading, from: From::Queue(queued), until });
@@ -155,21 +180,25 @@ impl Remote {
         let known = lock(&self.recent).get(name, now);
         if known == Some(Known::Absent) {
             Counters::add(&self.counts.known_misses, 1);
+            lock(&self.record).remove(name);
             return Err(Lost::Absent);
         }
         if lock(&self.rest).until(now).is_some() {
             Counters::add(&self.counts.rested, 1);
             return Err(Lost::Absent);
         }
-        let late = || Refused::late(self.config.timeout.as_millis());
         // Waiting for one's turn is no failure of the store.
         let Ok(Ok(permit)) = timeout_at(until, self.reading.clone().acquire_owned()).await else {
             Counters::add(&self.counts.read_errors, 1);
-            return Err(Lost::Failed(late().sentence));
+            return Err(Lost::Failed(self.late().sentence));
         };
         reading.permit = Some(permit);
         let at = self.names.of(name);
-        match timeout_at(until, self.bucket.get(&at)).await.unwrap_or_else(|_| Err(late())) {
+        reading.waits = Some(Instant::now());
+        let answer = timeout_at(until, self.bucket.get(&at)).await;
+        reading.waits = None;
+        match answer.unwrap_or_else(|_| Err(self.late())) {
+            Ok(Some(answer)) if answer.bytes > MOST => Err(Lost::Damaged("it is longer than any value")),
             Ok(Some(answer)) => Ok(Opened { name: *name, reading, from: From::Store(answer), until }),
             Ok(None) => {
                 self.went_well();
@@ -180,6 +209,7 @@ impl Remote {
                 let written = known != Some(Known::Present) && recent.get(name, now) == Some(Known::Present);
                 if !queue.has(name) && !written {
                     recent.set(name, Known::Absent, Instant::now());
+                    lock(&self.record).remove(name);
                 }
                 Err(Lost::Absent)
             }
@@ -190,6 +220,10 @@ impl Remote {
         }
     }
 
+    fn late(&self) -> Refused {
+        Refused::late(self.config.read_timeout.as_millis())
+    }
+
     fn failed(&self, why: &str) {
         Counters::add(&self.counts.read_errors, 1);
         self.went_wrong(why);
@@ -197,9 +231,6 @@ impl Remote {
 
     /// The bytes of an object that was opened.
     async fn receive(&self, name: &Name, mut answer: Answer) -> Result<Found, Lost> {
-        if answer.bytes > MAX_VALUE_BYTES + MAX_HEADER_BYTES as u64 {
-            return Err(Lost::Damaged("it is longer than any value"));
-        }
         // As many bytes as are looked at for a header.
         let head = (answer.bytes as usize).min(MAX_HEADER_BYTES);
         let mut first = Vec::with_capacity(head);

@@ -5,9 +5,10 @@
 //! repeat there what they were asked with.
 
 use super::bucket::{Answer, Bucket, Kept, Refused};
+use super::limit::Bounded;
 use bytes::Bytes;
 use futures_util::future::{BoxFuture, FutureExt};
-use futures_util::stream::StreamExt;
+use futures_util::stream::{BoxStream, StreamExt};
 use object_store::aws::{AmazonS3Builder, S3ConditionalPut};
 use object_store::path::Path;
 use object_store::{ClientOptions, Error, ObjectStore, ObjectStoreExt, PutMode, PutOptions, PutPayload, RetryConfig};
@@ -62,6 +63,7 @@ impl Store {
         let mut builder = AmazonS3Builder::from_env()
             .with_bucket_name(&config.bucket)
             .with_client_options(options)
+            .with_http_connector(Bounded)
             .with_retry(retry)
             .with_conditional_put(S3ConditionalPut::ETagMatch)
             // One object, one request: not every store knows deletes of many.
@@ -107,6 +109,15 @@ impl Bucket for Store {
             }
         }
         .boxed()
+    }
+
+    fn list(&self, start: &str, after: &str) -> BoxStream<'static, Result<String, Refused>> {
+        let start = Path::from(start);
+        let found = match after {
+            "" => self.store.list(Some(&start)),
+            after => self.store.list_with_offset(Some(&start), &Path::from(after)),
+        };
+        found.map(|object| object.map(|meta| meta.location.into()).map_err(|error| refused(&error))).boxed()
     }
 
     fn delete<'a>(&'a self, name: &'a str) -> BoxFuture<'a, Result<(), Refused>> {

@@ -82,6 +82,8 @@ pub struct RemoteStats {
     pub queued: u64,
     /// Reads that run.
     pub reads: u64,
+    /// Keys of which it is known that the store has parts.
+    pub keys: u64,
     /// Why the store was not reached lately; empty while it is.
     pub trouble: String,
     /// What has happened.

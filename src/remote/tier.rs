@@ -5,11 +5,12 @@ use super::config::RemoteConfig;
 use super::header::Crcs;
 use super::queue::{Queue, Queued};
 use super::recent::{Known, Recent};
+use super::record::Record;
 use super::rest::Rest;
 use super::stats::{Counters, RemoteStats};
 use super::{Name, Names};
 use crate::disk::Aligned;
-use crate::shm::PutMeta;
+use crate::shm::{ChainKey, PutMeta};
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -40,6 +41,7 @@ pub struct Remote {
     pub(super) ended: Notify,
     pub(super) busy: Mutex<Busy>,
     pub(super) recent: Mutex<Recent>,
+    pub(super) record: Mutex<Record>,
     pub(super) rest: Mutex<Rest>,
     pub(super) reading: Arc<Semaphore>,
     pub(super) counts: Counters,
@@ -68,6 +70,7 @@ impl Remote {
             ended: Notify::new(),
             busy: Mutex::default(),
             recent: Mutex::new(Recent::new(config.remember_absent)),
+            record: Mutex::new(Record::new(config.keys)),
             rest: Mutex::default(),
             reading: Arc::new(Semaphore::new(config.reads)),
             counts: Counters::default(),
@@ -100,12 +103,23 @@ impl Remote {
         let added = queue.add(Queued::new(meta, crcs, value));
         drop(queue);
         if added {
-            lock(&self.recent).forget(&(meta.tenant, meta.id));
+            let name = (meta.tenant, meta.id);
+            lock(&self.recent).forget(&name);
+            lock(&self.record).add(&name);
             self.added.notify_one();
         } else {
             Counters::add(&self.counts.dropped, 1);
         }
         added
+    }
+
+    /// Masks of the parts of keys that the store, or the queue, is known to have; none while the tier rests.
+    pub fn present(&self, tenant: u64, keys: &[ChainKey]) -> Vec<u64> {
+        if lock(&self.rest).until(Instant::now()).is_some() {
+            return vec![0; keys.len()];
+        }
+        let record = lock(&self.record);
+        keys.iter().map(|key| record.parts(tenant, key)).collect()
     }
 
     /// Whether asking for an object may find it: it is not known to be absent, and the tier does not rest.
@@ -149,6 +163,7 @@ impl Remote {
             queue_bytes,
             queued,
             reads: (self.config.reads - self.reading.available_permits()) as u64,
+            keys: lock(&self.record).len() as u64,
             trouble: lock(&self.rest).trouble().to_string(),
             totals: self.counts.totals(),
         }

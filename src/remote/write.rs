@@ -26,9 +26,11 @@ impl Drop for Writers {
 }
 
 impl Remote {
-    /// Starts to write what is queued.
+    /// Starts to write what is queued, and to list what is there.
     pub fn start(self: &Arc<Self>, on: &Handle) -> Writers {
-        Writers((0..self.config.uploads).map(|_| on.spawn(self.clone().write_on())).collect())
+        let mut tasks: Vec<_> = (0..self.config.uploads).map(|_| on.spawn(self.clone().write_on())).collect();
+        tasks.push(on.spawn(self.clone().list()));
+        Writers(tasks)
     }
 
     async fn write_on(self: Arc<Self>) {
@@ -66,6 +68,7 @@ impl Remote {
             }
             Err(refused) => {
                 Counters::add(&self.counts.failed, 1);
+                lock(&self.record).remove(&name);
                 tracing::debug!(why = refused.sentence, "a value could not be written to the object store");
             }
         }

@@ -5,7 +5,7 @@ pub mod world;
 
 use bytes::Bytes;
 use futures_util::future::{BoxFuture, FutureExt};
-use futures_util::stream::{self, StreamExt};
+use futures_util::stream::{self, BoxStream, StreamExt};
 use mimo_cache::disk::Aligned;
 use mimo_cache::remote::{Answer, Bucket, Kept, Name, Refused, Remote, RemoteConfig};
 use mimo_cache::shm::{PutMeta, chunk_crcs};
@@ -52,6 +52,7 @@ pub enum Fault {
 pub enum Call {
     Put,
     Get,
+    List,
     Delete,
 }
 
@@ -103,6 +104,11 @@ impl Fake {
     /// Names that are there.
     pub fn names(&self) -> Vec<String> {
         self.inside().objects.keys().cloned().collect()
+    }
+
+    /// An object is there no more, and nobody has asked for that.
+    pub fn drop_object(&self, name: &str) {
+        self.inside().objects.remove(name);
     }
 
     /// Changes an object in place.
@@ -170,6 +176,20 @@ impl Bucket for Fake {
         .boxed()
     }
 
+    fn list(&self, start: &str, after: &str) -> BoxStream<'static, Result<String, Refused>> {
+        let fault = self.fault(Call::List);
+        let is_next = |name: &String| name.starts_with(start) && name.as_str() > after;
+        let found = self.names().into_iter().filter(is_next).collect::<Vec<_>>().into_iter();
+        let refused = |unsure| Err(Refused { sentence: "no list".into(), unsure });
+        match fault {
+            Fault::Refused => stream::iter([refused(false)]).boxed(),
+            Fault::Hang | Fault::HangAfter => stream::pending().boxed(),
+            // The first of them, and then no more.
+            Fault::Cut => stream::iter(found.map(Ok).take(1).chain([refused(true)])).boxed(),
+            _ => stream::iter(found.map(Ok)).boxed(),
+        }
+    }
+
     fn delete<'a>(&'a self, name: &'a str) -> BoxFuture<'a, Result<(), Refused>> {
         let fault = self.fault(Call::Delete);
         self.with(fault, move |inside| drop(inside.objects.remove(name))).boxed()
@@ -214,6 +234,7 @@ fn answer(mut object: Vec<u8>, fault: Fault) -> Answer {
 pub fn config() -> RemoteConfig {
     RemoteConfig {
         timeout: Duration::from_secs(2),
+        read_timeout: Duration::from_secs(2),
         retries: 1,
         queue_bytes: 1 << 20,
         ..RemoteConfig::new("kv", "node-1")
@@ -223,6 +244,11 @@ pub fn config() -> RemoteConfig {
 /// Name of object `n`.
 pub fn name(n: u64) -> Name {
     (TENANT, id(n, 0))
+}
+
+/// Whether object `n` is reported to exist.
+pub fn reported(remote: &Remote, n: u64) -> bool {
+    remote.present(TENANT, &[id(n, 0).key]) == [1]
 }
 
 /// What is known of object `n` with `len` bytes.

@@ -10,6 +10,7 @@ use crate::shm::{Begin, ObjectId, PutMeta};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
 use tokio::sync::OwnedSemaphorePermit;
+use tokio::time::timeout_at;
 
 /// How long an orderly end waits for what is queued.
 const DRAIN: Duration = Duration::from_secs(5);
@@ -92,11 +93,13 @@ impl Tiers {
         if !remote.may_have(&name) {
             return Fetch::Absent;
         }
-        let mut damage = None;
+        let (is_ahead, mut damage) = (share.is_some(), None);
         // A value that is damaged twice was not damaged on its way.
         for _ in 0..2 {
             match self.read_below_once(remote, &name, share.take()).await {
                 Ok(fetch) => return fetch,
+                // Once more, and that is not ahead of its turn.
+                Err(Lost::Damaged(_)) if is_ahead => return Fetch::Crowded,
                 Err(Lost::Damaged(why)) => damage = Some(why),
                 Err(Lost::Failed(why)) => {
                     tracing::debug!(why, "a read from the object store is a miss");
@@ -115,18 +118,17 @@ impl Tiers {
         name: &Name,
         share: Option<OwnedSemaphorePermit>,
     ) -> Result<Fetch, Lost> {
-        // Before anything is under way, and so in the order in which a batch asks: the value whose turn it is never waits for
-        // memory that later ones hold.
-        let (share, is_ahead) = match share {
-            Some(share) => (share, true),
-            None => (self.shares.in_turn(remote.likely_bytes()).await.ok_or(Lost::Absent)?, false),
-        };
         let opened = remote.open(name).await?;
-        let Some(share) = self.shares.fit(share, opened.bytes(), opened.until()).await else {
-            return match is_ahead {
-                true => Ok(Fetch::Crowded),
-                false => Err(Lost::Failed("no memory to read into came free in time".into())),
-            };
+        let share = match share {
+            Some(share) => match self.shares.fit(share, opened.bytes()) {
+                Some(share) => share,
+                None => return Ok(Fetch::Crowded),
+            },
+            None => {
+                let share = timeout_at(opened.until(), self.shares.in_turn(opened.bytes())).await;
+                let late = || Lost::Failed("no memory to read into came free in time".into());
+                share.ok().flatten().ok_or_else(late)?
+            }
         };
         let (found, guard) = opened.read().await?;
         let (meta, crcs) = (found.meta, found.crcs);

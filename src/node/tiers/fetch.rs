@@ -5,8 +5,8 @@
 //! - Buffers of values that wait to be sent are bounded over all calls. A read whose turn has come waits for its share; one
 //!   ahead of its turn has a budget of its own, and is not begun where that is used up. So readers who take nothing cost
 //!   others their read-ahead, and hold them up only where the values that are in turn take all of the other budget.
-//! - The length of a value in the object store is known when it is opened. Its read begins with a share of a likely size,
-//!   which is then made to fit; a read ahead of its turn for which there is not enough is begun anew when its turn comes.
+//! - The length of a value in the object store is known when it is opened, and then it has its share, within its time. A read
+//!   ahead of its turn begins with a share of a likely size; where there is not enough it is begun anew when its turn comes.
 //! - Bytes are compared with their CRCs before anything else; a value that differs is dropped, counted, and a miss.
 
 use super::{TierCounts, Tiers};
@@ -22,7 +22,6 @@ use std::task::{Context, Poll};
 use std::time::Duration;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, oneshot};
 use tokio::task::JoinHandle;
-use tokio::time::{Instant, timeout_at};
 
 /// Least and most bytes of values in buffers of their own whose turn it is, over all calls; between them an eighth of the
 /// memory tier.
@@ -50,7 +49,7 @@ pub enum Fetch {
     Absent,
     /// It was there, damaged, and was dropped.
     Damaged,
-    /// Not read, since buffers for reads ahead of their turn are used up. Readers in turn read it themselves.
+    /// Not read, since buffers for reads ahead of their turn are used up; only of [`Tiers::fetch_ahead`].
     Crowded,
 }
 
@@ -140,23 +139,15 @@ impl Shares {
         self.turn.clone().acquire_many_owned(units).await.ok()
     }
 
-    /// Makes the share of a read as large as `bytes` need. It is given back before a larger one is waited for, so that no two
-    /// reads wait for what the other has. None where none came in time, or at once for a read ahead of its turn.
-    pub(super) async fn fit(
-        &self,
-        mut share: OwnedSemaphorePermit,
-        bytes: u64,
-        until: Instant,
-    ) -> Option<OwnedSemaphorePermit> {
-        let is_ahead = Arc::ptr_eq(share.semaphore(), &self.ahead);
-        let has = share.num_permits() as u64;
-        let needed = if is_ahead { bytes.div_ceil(UNIT) } else { bytes.div_ceil(UNIT).min(self.most) };
-        if has >= needed {
-            drop(share.split((has - needed) as usize));
+    /// Makes a share of a read ahead of its turn as large as `bytes` need; none where there is no more.
+    pub(super) fn fit(&self, mut share: OwnedSemaphorePermit, bytes: u64) -> Option<OwnedSemaphorePermit> {
+        let (has, needed) = (share.num_permits(), bytes.div_ceil(UNIT));
+        if has as u64 >= needed {
+            drop(share.split(has - needed as usize));
             return Some(share);
         }
         drop(share);
-        if is_ahead { self.ahead(bytes) } else { timeout_at(until, self.in_turn(bytes)).await.ok().flatten() }
+        self.ahead(bytes)
     }
 
     /// A share, if there is one.
@@ -289,12 +280,7 @@ impl Tiers {
     }
 
     /// Takes the share where it begins to read.
-    async fn read_disk(
-        self: &Arc<Self>,
-        tenant: u64,
-        id: ObjectId,
-        share: &mut Option<OwnedSemaphorePermit>,
-    ) -> Fetch {
+    async fn read_disk(self: &Arc<Self>, tenant: u64, id: ObjectId, share: &mut Option<OwnedSemaphorePermit>) -> Fetch {
         let Some(disk) = self.disk_of(tenant, &id).cloned() else { return Fetch::Absent };
         let Some(blocks) = disk.value_blocks(tenant, &id) else { return Fetch::Absent };
         let share = match share.take() {

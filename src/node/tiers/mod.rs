@@ -10,8 +10,8 @@
 //!   [`uses`]).
 //! - A deleted value comes back from no tier: deleting, giving values to a lower tier and bringing them back take turns.
 //! - A lease keeps values in memory. What is on disk alone is not promised, and is not counted as leased.
-//! - The object store is asked by reads alone ([`below`]): what is there alone is not reported to exist, is written anew when
-//!   it is put again, and a touch does not find it.
+//! - The object store is asked by reads alone ([`below`]). What is there alone is reported to exist as far as that is known
+//!   without asking, is written anew when it is put again, and a touch does not find it.
 
 mod ahead;
 mod below;
@@ -129,11 +129,14 @@ impl Tiers {
         self.turns.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// As [`Store::exists`], over both tiers. Keys count as leased up to the first with a part that is on disk alone.
+    /// As [`Store::exists`], over all tiers, of the object store what is known without asking it. Keys count as leased up to the
+    /// first with a part that is not in memory.
     pub fn exists(&self, tenant: u64, keys: &[ChainKey], lease: Option<Lease>, now: u64) -> Exists {
         let mut found = self.memory.exists(tenant, keys, lease, now);
-        for disk in &self.disks {
-            for (n, mask) in disk.exists(tenant, keys).into_iter().enumerate() {
+        let on_disks = self.disks.iter().map(|disk| disk.exists(tenant, keys));
+        let below = self.remote.iter().map(|remote| remote.present(tenant, keys));
+        for masks in on_disks.chain(below) {
+            for (n, mask) in masks.into_iter().enumerate() {
                 if mask & !found.masks[n] != 0 {
                     found.masks[n] |= mask;
                     found.leased_keys = found.leased_keys.min(n);
