@@ -5,7 +5,9 @@
 mod remote;
 mod shm;
 
+use mimo_cache::node::tiers::Fetch;
 use mimo_cache::remote::RemoteConfig;
+use mimo_cache::shm::ObjectId;
 use remote::world::{Where, World, length, object};
 use remote::{Call, Fake, Fault, TENANT};
 use std::sync::Arc;
@@ -127,4 +129,49 @@ fn a_store_that_is_gone_leaves_a_node_of_memory_and_disk() {
         std::thread::sleep(Duration::from_millis(50));
     }
     assert_eq!((world.get(&below), world.tiers.remote_stats().unwrap().trouble), (None, String::new()));
+}
+
+#[test]
+fn a_value_that_has_no_room_ahead_of_its_turn_is_read_in_turn() {
+    const LEN: usize = 900_000;
+    let fake = Fake::default();
+    let mut world = world(&fake, 255);
+    (0..60).for_each(|n| world.put(n, LEN));
+    world.rest();
+    let below: Vec<_> = world.known.keys().filter(|id| !world.tiers.has(TENANT, id)).copied().collect();
+    // Buffers for reads ahead have 4 MiB here.
+    let ahead = |id: &ObjectId, bytes: u64| world.tiers.fetch_ahead(TENANT, *id, bytes);
+    let inside = world.runtime.enter();
+    let held: Vec<Fetch> =
+        below[..4].iter().map(|id| world.runtime.block_on(ahead(id, LEN as u64).expect("there is room"))).collect();
+    assert!(held.iter().all(|fetch| matches!(fetch, Fetch::OnDisk(_))), "{held:?}");
+    assert!(ahead(&below[4], LEN as u64).is_none(), "it does not begin");
+    // It begins, since it is taken for short. Who wants it in turn meanwhile waits for the same read, and then for another.
+    fake.always(Fault::Slow(50));
+    let early = ahead(&below[4], 4096).expect("there is room for that");
+    let in_turn = world.tiers.clone().fetch(TENANT, below[4]);
+    let (early, in_turn) = world.runtime.block_on(async { futures_util::join!(early, in_turn) });
+    assert!(matches!(early, Fetch::Crowded), "{early:?}");
+    assert!(matches!(&in_turn, Fetch::OnDisk(found) if (**found).as_ref() == world.known[&below[4]]), "{in_turn:?}");
+    assert_eq!(fake.calls(Call::Get), 6);
+    drop(held);
+    let again = world.runtime.block_on(ahead(&below[4], 4096).unwrap());
+    assert!(matches!(again, Fetch::OnDisk(_)), "{again:?}");
+    drop(inside);
+}
+
+#[test]
+fn what_is_damaged_in_the_store_is_one_miss() {
+    let fake = Fake::default();
+    let mut world = world(&fake, 255);
+    (0..100).for_each(|n| world.put(n, 262_144));
+    world.rest();
+    let below: Vec<_> = world.known.keys().filter(|id| !world.tiers.has(TENANT, id)).copied().collect();
+    // An object that is damaged is a miss, is removed, and is not reported any more.
+    let name = fake.names()[0].clone();
+    fake.change(&name, |bytes| bytes[5000] ^= 1);
+    let lost: Vec<_> = below.iter().filter(|id| world.fetch(id).is_none()).collect();
+    assert_eq!((lost.len(), fake.names().contains(&name)), (1, false));
+    assert_eq!(world.tiers.exists(TENANT, &[lost[0].key], None, 0).masks, [0]);
+    assert_eq!(world.tiers.remote_stats().unwrap().totals.damaged, 1);
 }

@@ -1,4 +1,5 @@
-//! The remote tier over the `object_store` crate: its store in memory, and the S3 server of moto in a process of its own.
+//! The remote tier over the `object_store` crate: its store in memory, the S3 server of moto in a process of its own, and the
+//! node's program with that.
 //!
 //! `MIMO_MOTO` names the `moto_server` program, as `make test` does; without it the one on the PATH is used, and without that
 //! the test of it says so and passes.
@@ -9,11 +10,14 @@ mod shm;
 
 use bytes::Bytes;
 use futures_util::StreamExt;
+use mimo_cache::client::{self, Client, ClientConfig, Destination, GetItem, KeyRun, PutItem, Stored};
 use mimo_cache::remote::{Bucket, Kept, RemoteConfig, S3Config, Store};
+use mimo_cache::rpc::v1::TierStats;
 use mimo_cache::shm::ObjectId;
 use object_store::memory::InMemory;
 use remote::TENANT;
-use remote::world::{Where, World, length};
+use remote::world::{Folder, Where, World, length};
+use shm::{key, value};
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::process::{Child, Command, Stdio};
@@ -68,17 +72,20 @@ fn all_tiers_over_a_store_in_memory() {
     assert!(places[Where::Remote as usize] > 20, "{places:?}");
 }
 
-/// A server that ends with this.
-struct Moto {
-    child: Child,
-    port: u16,
+/// A process that is killed without a word when this goes.
+struct Process(Child);
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
 }
 
-impl Drop for Moto {
-    fn drop(&mut self) {
-        let _ = self.child.kill();
-        let _ = self.child.wait();
-    }
+/// A server.
+struct Moto {
+    _process: Process,
+    port: u16,
 }
 
 impl Moto {
@@ -101,7 +108,7 @@ impl Moto {
                 return None;
             }
         };
-        let moto = Moto { child, port };
+        let moto = Moto { _process: Process(child), port };
         let until = Instant::now() + Duration::from_secs(60);
         while !moto.make_bucket() {
             assert!(Instant::now() < until, "the server does not answer");
@@ -230,4 +237,101 @@ fn an_answer_without_an_end_is_not_taken_whole() {
     // Each 4 MiB, and what sockets hold.
     assert!(sent.load(Ordering::Relaxed) < 64 << 20, "{sent:?} bytes");
     assert!(start.elapsed() < Duration::from_secs(20), "not the time of a call, which has no end either");
+}
+
+fn wait(to: &str, done: impl Fn() -> bool) {
+    let until = Instant::now() + Duration::from_secs(60);
+    while !done() {
+        assert!(Instant::now() < until, "the node does not {to}");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+/// A node.
+struct Program {
+    _process: Process,
+    client: Client,
+    node: String,
+}
+
+impl Program {
+    fn start(folder: &Folder, moto: &Moto) -> Program {
+        let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+        let at = folder.0.display();
+        let text = format!(
+            "name = 'a'\nlisten = ['127.0.0.1:{port}']\n[memory]\npath = '{at}/memory'\nsize = '16MiB'\nprefault = false\n\
+             [[disk]]\npath = '{at}/disk'\nsize = '16MiB'\nsegment = '1MiB'\n\
+             [remote]\nurl = 's3://kv-cache/program'\nendpoint = 'http://127.0.0.1:{}'\nread_timeout = '20s'\n",
+            moto.port
+        );
+        std::fs::create_dir_all(&folder.0).unwrap();
+        let config = folder.0.join("config.toml");
+        std::fs::write(&config, text).unwrap();
+        let mut start = Command::new(env!("CARGO_BIN_EXE_gcache-node"));
+        let start = start.arg("--config").arg(config).stdout(Stdio::null()).stderr(Stdio::null());
+        let process = Process(start.spawn().unwrap());
+        // Asked before it listens, the client would take it for one that is down.
+        wait("listen", || TcpStream::connect(("127.0.0.1", port)).is_ok());
+        let node = format!("a=127.0.0.1:{port}");
+        let settings = ClientConfig { deadline: Duration::from_secs(30), ..ClientConfig::default() };
+        let client = Client::of(settings, vec![node.parse().unwrap()]).unwrap();
+        Program { _process: process, client, node }
+    }
+
+    /// The remote tier's.
+    fn stats(&self) -> TierStats {
+        let stats = self.client.stats(None).unwrap().remove(0).1.unwrap();
+        stats.tiers.into_iter().find(|tier| tier.name == "remote").unwrap()
+    }
+
+    /// Keys that are not reported.
+    fn unreported(&self, keys: &[[u8; 32]]) -> usize {
+        let runs: Vec<_> = keys.iter().map(|key| KeyRun { extent: *key, keys: std::slice::from_ref(key) }).collect();
+        let masks = self.client.exists(&runs, 1, 0, None).unwrap().masks;
+        masks.iter().filter(|mask| **mask != 1).count()
+    }
+}
+
+#[test]
+fn a_node_serves_what_the_store_alone_has_after_it_was_killed() {
+    if !has_credentials("a_node_serves_what_the_store_alone_has_after_it_was_killed") {
+        return;
+    }
+    let Some(moto) = Moto::start() else { return };
+    let folder = Folder::new();
+    let node = Program::start(&folder, &moto);
+    let keys: Vec<[u8; 32]> = (0..200).map(key).collect();
+    let id = |key: &[u8; 32]| client::ObjectId { key: *key, part: 0, extent: *key };
+    let values: Vec<Vec<u8>> = (0..200).map(|n| value(n, 256 << 10)).collect();
+    for (key, value) in keys.iter().zip(&values) {
+        assert_eq!(node.client.put(&[PutItem::new(id(key), value)], None).unwrap(), [Stored::Stored]);
+    }
+    wait("write what it dropped", || node.stats().objects == 0);
+    assert!(node.stats().committed > 50 && node.unreported(&keys) == 0, "{:?}", node.stats());
+    drop(node);
+    let node = Program::start(&folder, &moto);
+    wait("report what it finds listed", || node.unreported(&keys) == 0);
+    let mut gets: Vec<_> = keys.iter().map(|key| GetItem::new(id(key), Destination::Grow(Vec::new()))).collect();
+    node.client.get(&mut gets, None).unwrap();
+    for (get, value) in gets.iter().zip(&values) {
+        assert!(
+            get.got.is_hit() && matches!(&get.into, Destination::Grow(found) if found == value),
+            "{:?} {:?}",
+            get.got,
+            node.client.refusals()
+        );
+    }
+    let stats = node.stats();
+    assert!(stats.hits > 50 && stats.damaged == 0 && stats.trouble.is_empty(), "{stats:?}");
+    let status = Command::new(env!("CARGO_BIN_EXE_gcachectl")).args(["status", "--node", &node.node]).output().unwrap();
+    let said = String::from_utf8(status.stdout).unwrap();
+    assert!(said.contains(&format!("; remote {} keys known, ", stats.keys)), "{said}");
+    node.client.delete(&[id(&keys[0])], None).unwrap();
+    assert_eq!(node.unreported(&keys), 1);
+    drop(node);
+    let node = Program::start(&folder, &moto);
+    wait("list what there is", || node.unreported(&keys) == 1);
+    let mut get = [GetItem::new(id(&keys[0]), Destination::Grow(Vec::new()))];
+    node.client.get(&mut get, None).unwrap();
+    assert!(!get[0].got.is_hit(), "what was deleted came back");
 }

@@ -17,8 +17,8 @@ pub trait Heir: Send + Sync {
     /// Whether the value should be read at all.
     fn wants(&self, tenant: u64, id: &ObjectId, len: u64) -> bool;
     /// A value as it was put, the first bytes of `value`, compared with its CRCs. The object may have been deleted while it
-    /// was read: whoever keeps it asks whether it is still there.
-    fn take(&self, meta: PutMeta, crcs: Crcs, value: Aligned);
+    /// was read, and put again: whoever keeps it asks `is_there`, which is about this very copy.
+    fn take(&self, meta: PutMeta, crcs: Crcs, value: Aligned, is_there: &dyn Fn() -> bool);
 }
 
 impl Shared {
@@ -34,13 +34,13 @@ impl Shared {
         let mut header: Option<Group> = None;
         for (number, listed) in left {
             let id = ObjectId { key: listed.key, part: listed.part };
-            let here = self.with(|core, _| core.is_at(listed, (victim, *number)).is_some()).unwrap_or(false);
-            if here
+            let is_there = || self.with(|core, _| core.is_at(listed, (victim, *number)).is_some()).unwrap_or(false);
+            if is_there()
                 && !self.stopping()
                 && heir.wants(listed.tenant, &id, u64::from(listed.len))
                 && let Some((entry, value)) = self.read_listed(file, generation, blocks, listed, &mut header)
             {
-                heir.take(entry.meta, entry.crcs, value);
+                heir.take(entry.meta, entry.crcs, value, &is_there);
                 // Deletes do not wait for the whole segment.
                 while self.write_marks() {}
             }

@@ -181,7 +181,8 @@ pub fn stats(state: &State, _: &StatsRequest) -> StatsReply {
     }
 }
 
-/// The remote tier in the words of the contract. What the store holds is not known: capacity and use are those of the queue.
+/// The remote tier in the words of the contract. What the store holds is not known: capacity, use and objects
+/// are those of the queue, keys those that are known to be in the store.
 fn remote_stats(r: RemoteStats) -> TierStats {
     let t = &r.totals;
     TierStats {
@@ -189,6 +190,7 @@ fn remote_stats(r: RemoteStats) -> TierStats {
         capacity_bytes: r.queue_capacity_bytes,
         used_bytes: r.queue_bytes,
         objects: r.queued,
+        keys: r.keys,
         hits: t.hits,
         misses: t.misses + t.known_misses + t.rested + t.read_errors,
         committed: t.stored,

@@ -17,7 +17,7 @@ use std::sync::atomic::Ordering;
 use tokio::time::Instant;
 
 /// Deletes that one call has under way.
-const AT_ONCE: usize = 16;
+const AT_ONCE: usize = 64;
 
 /// Names that are being deleted. Until this is dropped no read finds them.
 #[derive(Debug)]

@@ -120,6 +120,14 @@ impl World {
         }
     }
 
+    /// Bytes of an object in the store, whatever is wrong with it.
+    pub fn fetch(&self, id: &ObjectId) -> Option<Vec<u8>> {
+        match self.runtime.block_on(self.tiers.clone().fetch(TENANT, *id)) {
+            Fetch::OnDisk(found) => Some((*found).as_ref().to_vec()),
+            _ => None,
+        }
+    }
+
     /// Bytes of an object and where they were.
     pub fn get(&self, id: &ObjectId) -> Option<(Vec<u8>, Where)> {
         loop {

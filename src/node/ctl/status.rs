@@ -103,11 +103,12 @@ fn line(peer: &Peer, answer: &Result<Answer, String>, wrong: Option<String>) -> 
     )
 }
 
-/// The remote tier: its queue, since what the store holds is not known.
+/// The remote tier: its queue and what is known, since what the store holds is not.
 fn remote_line(t: &TierStats) -> String {
     let hits = 100.0 * t.hits as f64 / (t.hits + t.misses).max(1) as f64;
     let line = format!(
-        "remote {} written, {} dropped, {} wait, {hits:.1}% hits of {}",
+        "remote {} keys known, {} written, {} dropped, {} wait, {hits:.1}% hits of {}",
+        t.keys,
         t.committed,
         t.no_room + t.aborted,
         t.objects,

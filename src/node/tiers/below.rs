@@ -26,10 +26,10 @@ impl Heir for Below {
         self.remote.wants(&(tenant, *id), len)
     }
 
-    fn take(&self, meta: PutMeta, crcs: Crcs, value: Aligned) {
+    fn take(&self, meta: PutMeta, crcs: Crcs, value: Aligned, is_there: &dyn Fn() -> bool) {
         let Some(tiers) = self.tiers.upgrade() else { return };
         let _turn = tiers.turn();
-        if tiers.disk_of(meta.tenant, &meta.id).is_some() {
+        if is_there() {
             self.remote.offer(meta, crcs, value);
         }
     }

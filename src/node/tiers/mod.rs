@@ -219,17 +219,19 @@ impl Tiers {
             self.flights.forget(tenant, ids);
             forgotten = self.forget_below(tenant, ids);
         }
+        let mut noted = Ok(count);
         for answer in waiting {
             match answer.await {
                 Ok(Ok(_)) => {}
-                Ok(Err(e)) => return Err(format!("{FORGOTTEN}: {e}")),
-                Err(_) => return Err(format!("{FORGOTTEN}: the disk tier ended first")),
+                Ok(Err(e)) => noted = noted.and(Err(format!("{FORGOTTEN}: {e}"))),
+                Err(_) => noted = noted.and(Err(format!("{FORGOTTEN}: the disk tier ended first"))),
             }
         }
+        // Whatever the disks say: it would be found there at once.
         if let Some(forgotten) = forgotten {
             forgotten.delete().await?;
         }
-        Ok(count)
+        noted
     }
 
     /// Seals what is on disk, so that it survives power loss.
