@@ -70,9 +70,10 @@ lint: build
 	$(BIN)/mypy
 	$(BIN)/python -m mypy.stubtest mimo_cache._core
 
-# Optimised, with debug assertions: every operation of the state machines checks the integrity of the whole cache.
-test-rust:
-	cargo test --profile quick --features remote
+# Optimised, with debug assertions: every operation of the state machines checks the integrity of the whole cache. The object
+# store of the remote tier's tests comes from PyPI.
+test-rust: $(VENV)/.tools
+	MIMO_MOTO=$(CURDIR)/$(BIN)/moto_server cargo test --profile quick --features remote
 
 # Orders of locks that threads rarely meet by themselves.
 test-schedules:
@@ -92,7 +93,7 @@ test: lint test-rust test-schedules test-python test-instructions
 SOAK ?= 10
 
 soak: build
-	PROPTEST_CASES=$$((256 * $(SOAK))) MIMO_SOAK=$(SOAK) cargo test --profile quick --features remote
+	MIMO_MOTO=$(CURDIR)/$(BIN)/moto_server PROPTEST_CASES=$$((256 * $(SOAK))) MIMO_SOAK=$(SOAK) cargo test --profile quick --features remote
 	cargo test --profile quick --features remote --test soak -- --ignored --nocapture
 	MIMO_CASES=$$((300 * $(SOAK))) cargo test --profile quick --features shuttle --test shuttle
 	MIMO_SOAK=$(SOAK) MIMO_FAULT_ROUNDS=$$((20 * $(SOAK))) $(BIN)/python -m pytest
