@@ -214,7 +214,9 @@ async fn a_delete_answers_when_the_store_has_confirmed_it() {
     stored(&remote, 2, 5000).await;
     fake.next(Call::Delete, Fault::Refused);
     fake.next(Call::Delete, Fault::Hang);
+    let start = tokio::time::Instant::now();
     assert!(delete(&remote, 2).await.unwrap_err().contains("did not confirm"));
+    assert_eq!(start.elapsed(), config().read_timeout, "with all its tries");
     assert_eq!(fake.names().len(), 1);
     delete(&remote, 2).await.unwrap();
     assert_eq!(get(&remote, 2).await.unwrap_err(), Lost::Absent);
@@ -353,4 +355,20 @@ async fn a_store_that_hangs_is_left_alone_though_nobody_waits_to_the_end() {
     sleep(Duration::from_secs(2)).await;
     assert!(reported(&remote, 1));
     is(get(&remote, 1).await, 1, 5000);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_delete_of_what_is_being_written_to_a_store_that_hangs_is_refused_in_time() {
+    let fake = Fake::default();
+    let config = RemoteConfig { timeout: Duration::from_secs(100), ..config() };
+    let (remote, _writers) = open(&fake, config.clone());
+    fake.next(Call::Put, Fault::HangAfter);
+    assert!(offer(&remote, 1, 1, 5000));
+    sleep(Duration::from_millis(10)).await;
+    let start = tokio::time::Instant::now();
+    assert!(delete(&remote, 1).await.unwrap_err().contains("is being written"));
+    assert_eq!((start.elapsed(), remote.stats().totals.delete_errors), (config.read_timeout, 1));
+    sleep(config.timeout * 5).await;
+    delete(&remote, 1).await.unwrap();
+    assert_eq!((fake.names().len(), get(&remote, 1).await.unwrap_err()), (0, Lost::Absent));
 }

@@ -19,10 +19,10 @@ pub struct RemoteTierConfig {
     /// The bucket's region; by default as the environment says (`AWS_REGION`), else `us-east-1`.
     #[serde(default)]
     pub region: Option<String>,
-    /// Longest time of one write or delete.
+    /// Longest time of one write.
     #[serde(default = "RemoteTierConfig::timeout")]
     pub timeout: Time,
-    /// Longest time of one read.
+    /// Longest time of one read or delete.
     #[serde(default = "RemoteTierConfig::read_timeout")]
     pub read_timeout: Time,
     /// How often a write or a delete is tried again.

@@ -9,9 +9,9 @@ pub struct RemoteConfig {
     pub prefix: String,
     /// The node's name, the next step of all names.
     pub node: String,
-    /// Longest time of one write, delete or page of a listing.
+    /// Longest time of one write, or of one part of a listing.
     pub timeout: Duration,
-    /// Longest time of one read, waits for others' reads and all bytes of the value included. Below the deadlines of those
+    /// Longest time of one delete, all tries included, and of one read, waits for others' and all bytes of the value included. Below the deadlines of those
     /// who ask, or a store that hangs makes them take the node for one that does.
     pub read_timeout: Duration,
     /// How often a write or a delete is tried again. A read is not: its caller computes meanwhile.
@@ -29,7 +29,7 @@ pub struct RemoteConfig {
 }
 
 impl RemoteConfig {
-    /// 10 seconds, half a second for a read, 2 retries, a queue of 256 MiB, 4 writes and 64 reads at a time, a minute of memory
+    /// 10 seconds, half a second for a read or a delete, 2 retries, a queue of 256 MiB, 4 writes and 64 reads at a time, a minute of memory
     /// for misses, 1 Mi keys.
     pub fn new(prefix: impl Into<String>, node: impl Into<String>) -> RemoteConfig {
         RemoteConfig {

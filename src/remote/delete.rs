@@ -5,19 +5,21 @@
 //! name. A write that was given up may take effect after that; its name cannot be deleted until enough time has passed, and
 //! the caller is told.
 //!
-//! A delete that fails is the caller's to repeat: nothing remembers it, and after it the object may be found again.
+//! A delete that fails is the caller's to repeat: nothing remembers it, and after it the object may be found again. It has the
+//! time of a read, so that a store that hangs is told from a node that does.
 
 use super::Name;
+use super::bucket::Refused;
 use super::recent::Known;
 use super::stats::Counters;
 use super::tier::{Remote, lock};
 use futures_util::{FutureExt, StreamExt};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use tokio::time::Instant;
+use tokio::time::{Instant, timeout_at};
 
-/// Deletes that one call has under way.
-const AT_ONCE: usize = 64;
+/// Deletes under way.
+pub(super) const AT_ONCE: usize = 64;
 
 /// Names that are being deleted. Until this is dropped no read finds them.
 #[derive(Debug)]
@@ -77,42 +79,54 @@ impl Forgotten {
 
 impl Remote {
     async fn delete_one(self: Arc<Self>, name: Name) -> Result<(), String> {
+        let until = Instant::now() + self.config.read_timeout;
         loop {
             let ended = self.ended.notified();
             if !lock(&self.queue).is_writing(&name) {
                 break;
             }
-            // Bounded: a write has a number of tries, and each has its time.
-            ended.await;
+            if timeout_at(until, ended).await.is_err() {
+                return Err(self.not_deleted("it is being written; delete it again"));
+            }
         }
         let unsettled = lock(&self.queue).is_unsettled(&name, Instant::now());
         if !unsettled && lock(&self.recent).get(&name, Instant::now()) == Some(Known::Absent) {
             return Ok(());
         }
         lock(&self.recent).forget(&name);
+        let Ok(_turn) = timeout_at(until, self.deleting.acquire()).await else {
+            return Err(self.not_deleted("too many deletes are under way"));
+        };
         let rests = lock(&self.rest).until(Instant::now()).is_some();
-        let rests = rests.then(|| lock(&self.rest).trouble().to_string());
-        if let Some(why) = rests {
-            Counters::add(&self.counts.delete_errors, 1);
-            return Err(format!("the object store fails ({why}); what it has may come back"));
+        if rests {
+            let why = lock(&self.rest).trouble().to_string();
+            return Err(self.not_deleted(&format!("it fails ({why})")));
         }
-        let at = self.names.of(&name);
-        let (outcome, _) = self.tries(|| self.bucket.delete(&at)).await;
-        if let Err(refused) = outcome {
-            Counters::add(&self.counts.delete_errors, 1);
-            return Err(format!("the object store did not confirm a delete ({refused}); what it has may come back"));
+        let (at, begun) = (self.names.of(&name), Instant::now());
+        match timeout_at(until, self.tries(|| self.bucket.delete(&at))).await {
+            Ok((Ok(()), _)) => {}
+            Ok((Err(refused), _)) => return Err(self.not_deleted(&refused.sentence)),
+            Err(_) => {
+                let late = Refused::late(begun.elapsed().as_millis()).sentence;
+                if begun.elapsed() >= self.config.read_timeout / 2 {
+                    self.went_wrong(&late);
+                }
+                return Err(self.not_deleted(&late));
+            }
         }
         if unsettled {
-            Counters::add(&self.counts.delete_errors, 1);
             let wait = self.config.settled_after().as_secs();
-            return Err(format!(
-                "an earlier write to the object store was given up and may take effect yet, and the object come back; \
-                 delete it again in {wait} s"
-            ));
+            let why = format!("an earlier write was given up and may take effect yet; delete it again in {wait} s");
+            return Err(self.not_deleted(&why));
         }
         Counters::add(&self.counts.deleted, 1);
         lock(&self.recent).set(&name, Known::Absent, Instant::now());
         Ok(())
+    }
+
+    fn not_deleted(&self, why: &str) -> String {
+        Counters::add(&self.counts.delete_errors, 1);
+        format!("the object store did not confirm a delete, and what it has may come back: {why}")
     }
 
     /// Removes an object that failed its checks twice, so that another one can be stored. It is worth no more than one try.

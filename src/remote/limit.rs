@@ -9,8 +9,10 @@ use object_store::client::{
 };
 use std::pin::Pin;
 
-/// Longest answer that is taken whole. A listing of 1000 names of the longest kind has a fifth of it.
-const MOST: usize = 4 << 20;
+/// Longest part of a listing. One of 1000 names of the longest kind has a fifth of it.
+const LIST_BYTES: usize = 4 << 20;
+/// Longest of all other answers that are taken whole.
+const OTHER_BYTES: usize = 64 << 10;
 
 /// Makes clients whose answers are bounded.
 #[derive(Debug)]
@@ -36,13 +38,15 @@ impl HttpService for Service {
         Self: 'b,
     {
         Box::pin(async move {
-            let reads_value = request.method() == http::Method::GET && request.uri().query().is_none();
+            let (is_get, query) = (request.method() == http::Method::GET, request.uri().query());
+            let reads_value = is_get && query.is_none();
+            let most = if is_get && query.is_some() { LIST_BYTES } else { OTHER_BYTES };
             let answer = self.0.execute(request).await?;
             if reads_value && answer.status().is_success() {
                 return Ok(answer);
             }
             let (parts, body) = answer.into_parts();
-            let body = Limited::new(body, MOST).map_err(|e| HttpError::new_boxed(HttpErrorKind::Decode, e));
+            let body = Limited::new(body, most).map_err(|e| HttpError::new_boxed(HttpErrorKind::Decode, e));
             Ok(HttpResponse::from_parts(parts, HttpResponseBody::new(body)))
         })
     }

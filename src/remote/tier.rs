@@ -2,6 +2,7 @@
 
 use super::bucket::Bucket;
 use super::config::RemoteConfig;
+use super::delete::AT_ONCE;
 use super::header::Crcs;
 use super::queue::{Queue, Queued};
 use super::recent::{Known, Recent};
@@ -44,6 +45,7 @@ pub struct Remote {
     pub(super) record: Mutex<Record>,
     pub(super) rest: Mutex<Rest>,
     pub(super) reading: Arc<Semaphore>,
+    pub(super) deleting: Semaphore,
     pub(super) counts: Counters,
     likely: AtomicU64,
 }
@@ -73,6 +75,7 @@ impl Remote {
             record: Mutex::new(Record::new(config.keys)),
             rest: Mutex::default(),
             reading: Arc::new(Semaphore::new(config.reads)),
+            deleting: Semaphore::new(AT_ONCE),
             counts: Counters::default(),
             likely: AtomicU64::new(LIKELY_BYTES.0),
             config,
