@@ -9,10 +9,9 @@ mod heir;
 use disk::*;
 use mimo_cache::disk::memory::{Crash, Fault, Memory};
 use mimo_cache::disk::{Aligned, Buffer, Disk, DiskConfig, DiskError, Put, PutOutcome, State, Target, Worker};
-use mimo_cache::shm::{ObjectId, PutMeta, chunk_crcs};
-use std::collections::BTreeMap;
+use mimo_cache::shm::{PutMeta, chunk_crcs};
+use std::sync::Arc;
 use std::sync::mpsc::channel;
-use std::sync::{Arc, Mutex};
 
 fn fresh(segments: u64) -> (Arc<Memory>, DiskConfig, Disk) {
     let (device, config) = (Arc::new(Memory::new()), config(segments));
