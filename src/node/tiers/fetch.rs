@@ -264,10 +264,15 @@ impl Tiers {
 
     /// `share`: of the buffers for reads ahead of their turn, if this is one.
     async fn read(self: Arc<Self>, tenant: u64, id: ObjectId, mut share: Option<OwnedSemaphorePermit>) -> Fetch {
+        let is_ahead = share.is_some();
         let fetch = self.read_disk(tenant, id, &mut share).await;
         let Some(remote) = self.remote().filter(|_| matches!(fetch, Fetch::Absent | Fetch::Damaged)) else {
             return fetch;
         };
+        // The disk's read took the share, and a read ahead of its turn has no other.
+        if is_ahead && share.is_none() {
+            return Fetch::Crowded;
+        }
         // What a disk has dropped meanwhile was queued before.
         match (self.read_below(remote, tenant, &id, share).await, fetch) {
             (Fetch::Absent, Fetch::Damaged) => Fetch::Damaged,
