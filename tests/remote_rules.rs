@@ -372,3 +372,18 @@ async fn a_delete_of_what_is_being_written_to_a_store_that_hangs_is_refused_in_t
     delete(&remote, 1).await.unwrap();
     assert_eq!((fake.names().len(), get(&remote, 1).await.unwrap_err()), (0, Lost::Absent));
 }
+
+#[tokio::test(start_paused = true)]
+async fn what_a_read_says_while_a_write_may_take_effect_yet_is_no_delete() {
+    let fake = Fake::default();
+    let (remote, _writers) = open(&fake, config());
+    // The first try takes effect after the second was answered, and its object deleted.
+    fake.next(Call::Put, Fault::Late(2101));
+    stored(&remote, 1, 5000).await;
+    assert!(delete(&remote, 1).await.unwrap_err().contains("may take effect yet"));
+    assert_eq!((fake.names().len(), get(&remote, 1).await.unwrap_err()), (0, Lost::Absent));
+    sleep(Duration::from_millis(6000)).await;
+    assert_eq!(fake.names().len(), 1);
+    delete(&remote, 1).await.unwrap();
+    assert_eq!((fake.names().len(), get(&remote, 1).await.unwrap_err()), (0, Lost::Absent));
+}

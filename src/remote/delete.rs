@@ -120,7 +120,7 @@ impl Remote {
             return Err(self.not_deleted(&why));
         }
         Counters::add(&self.counts.deleted, 1);
-        lock(&self.recent).set(&name, Known::Absent, Instant::now());
+        self.is_absent(&name);
         Ok(())
     }
 
@@ -134,7 +134,7 @@ impl Remote {
         lock(&self.record).remove(name);
         let at = self.names.of(name);
         if let Ok(Ok(())) = tokio::time::timeout(self.config.timeout, self.bucket.delete(&at)).await {
-            lock(&self.recent).set(name, Known::Absent, Instant::now());
+            self.is_absent(name);
         }
     }
 }

@@ -203,13 +203,11 @@ impl Remote {
             Ok(None) => {
                 self.went_well();
                 Counters::add(&self.counts.misses, 1);
-                // What was added to the queue meanwhile is there, or soon will be.
-                let queue = lock(&self.queue);
-                let mut recent = lock(&self.recent);
-                let written = known != Some(Known::Present) && recent.get(name, now) == Some(Known::Present);
-                if !queue.has(name) && !written {
-                    recent.set(name, Known::Absent, Instant::now());
-                    lock(&self.record).remove(name);
+                // What was written meanwhile is there.
+                let written = known != Some(Known::Present)
+                    && lock(&self.recent).get(name, Instant::now()) == Some(Known::Present);
+                if !written {
+                    self.is_absent(name);
                 }
                 Err(Lost::Absent)
             }

@@ -132,6 +132,15 @@ impl Remote {
             || lock(&self.recent).get(name, now) != Some(Known::Absent) && lock(&self.rest).until(now).is_none()
     }
 
+    /// The store does not have it, as it said. That is not relied on while a write of it waits, runs, or may take effect yet.
+    pub(super) fn is_absent(&self, name: &Name) {
+        let (queue, now) = (lock(&self.queue), Instant::now());
+        if !queue.has(name) && !queue.is_unsettled(name, now) {
+            lock(&self.recent).set(name, Known::Absent, now);
+            lock(&self.record).remove(name);
+        }
+    }
+
     /// Bytes that reading an object is likely to take; the longest value read lately, within bounds.
     pub fn likely_bytes(&self) -> u64 {
         self.likely.load(Ordering::Relaxed)
