@@ -313,12 +313,14 @@ impl NodeConfig {
         }
     }
 
-    /// Refuses what [`super::Node::start`] would refuse because of files beside the configuration.
+    /// Refuses what [`super::Node::start`] would refuse because of files beside the configuration, or because this program was
+    /// built without it. No store is asked.
     ///
     /// # Errors
-    /// A sentence that names the file.
+    /// A sentence that names the file or the feature.
     pub fn check_files(&self) -> Result<(), String> {
-        Tokens::load(&self.tokens).map(drop)
+        Tokens::load(&self.tokens)?;
+        super::remote::open(self).map(drop)
     }
 
     /// How to open the memory tier. The file belongs to this node's name: another name owns other buckets.

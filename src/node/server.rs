@@ -83,10 +83,10 @@ impl Node {
     /// A sentence: the store, a token file or an address.
     pub async fn start(config: NodeConfig) -> Result<(Node, Recovery), String> {
         let tokens = Tokens::load(&config.tokens)?;
+        let remote = super::remote::open(&config)?;
         let machine = BootId::current().map_err(|e| e.to_string())?;
         let (store, recovery) = Store::open(&config.store(), machine).map_err(|e| e.to_string())?;
         let disks = config.disks().iter().map(open_disk).collect::<Result<Vec<_>, _>>()?;
-        let remote = super::remote::open(&config)?;
         if let Some(remote) = &remote {
             tracing::info!(store = ?remote, "what the disks reclaim goes to an object store");
         }
