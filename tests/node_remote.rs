@@ -150,7 +150,7 @@ fn a_value_that_has_no_room_ahead_of_its_turn_is_read_in_turn() {
     fake.always(Fault::Slow(50));
     let early = ahead(&below[4], 4096).expect("there is room for that");
     let in_turn = world.tiers.clone().fetch(TENANT, below[4]);
-    let (early, in_turn) = world.runtime.block_on(async { futures_util::join!(early, in_turn) });
+    let (early, in_turn) = world.runtime.block_on(async { tokio::join!(early, in_turn) });
     assert!(matches!(early, Fetch::Crowded), "{early:?}");
     assert!(matches!(&in_turn, Fetch::OnDisk(found) if (**found).as_ref() == world.known[&below[4]]), "{in_turn:?}");
     assert_eq!(fake.calls(Call::Get), 6);
