@@ -258,11 +258,11 @@ fn what_is_used_again_comes_up_and_a_scan_does_not() {
     assert!(world.get(&hot).unwrap().1);
     assert_eq!(world.counted(|c| &c.promoted), 1);
     // It leaves again without a write: the disk has it.
-    let written = world.counted(|c| &c.demoted);
     world.fill(1000..1200, 65_536);
     assert_eq!(world.tiers.memory.exists(TENANT, &[hot.key], None, 0).masks, [0]);
     assert!(world.counted(|c| &c.clean) >= 1);
-    assert!(world.counted(|c| &c.demoted) <= written + 200);
+    let values = world.known.len() as u64;
+    assert!(world.counted(|c| &c.demoted) <= values, "a value was written twice");
     world.check();
 }
 
