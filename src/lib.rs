@@ -16,6 +16,8 @@ pub mod member;
 pub mod node;
 pub mod policy;
 pub mod pool;
+#[cfg(all(feature = "gcache", target_os = "linux"))]
+pub mod remote;
 pub mod replay;
 pub mod ring;
 #[cfg(feature = "gcache")]
