@@ -63,7 +63,7 @@ fmt: $(VENV)/.tools
 lint: build
 	cargo fmt --check
 	cargo fmt --check --manifest-path fuzz/Cargo.toml
-	cargo clippy --quiet --all-targets -- -D warnings
+	cargo clippy --quiet --all-targets --features remote -- -D warnings
 	cargo clippy --quiet --tests --features shuttle -- -D warnings
 	PYO3_PYTHON=$(CURDIR)/$(BIN)/python cargo clippy --quiet --lib --features python -- -D warnings
 	$(BIN)/ruff check $(PY_TREES)
@@ -71,9 +71,10 @@ lint: build
 	$(BIN)/mypy
 	$(BIN)/python -m mypy.stubtest mimo_cache._core
 
-# Optimised, with debug assertions: every operation of the state machines checks the integrity of the whole cache.
-test-rust:
-	cargo test --profile quick
+# Optimised, with debug assertions: every operation of the state machines checks the integrity of the whole cache. The object
+# store of the remote tier's tests comes from PyPI.
+test-rust: $(VENV)/.tools
+	MIMO_MOTO=$(CURDIR)/$(BIN)/moto_server cargo test --profile quick --features remote
 
 # Orders of locks that threads rarely meet by themselves.
 test-schedules:
@@ -93,8 +94,8 @@ test: lint test-rust test-schedules test-python test-instructions
 SOAK ?= 10
 
 soak: build
-	PROPTEST_CASES=$$((256 * $(SOAK))) MIMO_SOAK=$(SOAK) cargo test --profile quick
-	cargo test --profile quick --test soak -- --ignored --nocapture
+	MIMO_MOTO=$(CURDIR)/$(BIN)/moto_server PROPTEST_CASES=$$((256 * $(SOAK))) MIMO_SOAK=$(SOAK) cargo test --profile quick --features remote
+	cargo test --profile quick --features remote --test soak -- --ignored --nocapture
 	MIMO_CASES=$$((300 * $(SOAK))) cargo test --profile quick --features shuttle --test shuttle
 	MIMO_SOAK=$(SOAK) MIMO_FAULT_ROUNDS=$$((20 * $(SOAK))) $(BIN)/python -m pytest
 	@if command -v c++ >/dev/null; then $(MAKE) fuzz; else echo "no C++ compiler, so the fuzz target is left out" >&2; fi

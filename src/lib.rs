@@ -18,6 +18,8 @@ mod memory;
 pub mod node;
 pub mod policy;
 pub mod pool;
+#[cfg(all(feature = "gcache", target_os = "linux"))]
+pub mod remote;
 pub mod replay;
 pub mod ring;
 #[cfg(feature = "gcache")]

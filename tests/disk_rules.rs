@@ -3,6 +3,9 @@
 
 mod disk;
 
+#[path = "disk/heir.rs"]
+mod heir;
+
 use disk::*;
 use mimo_cache::disk::memory::{Crash, Fault, Memory};
 use mimo_cache::disk::{Aligned, Buffer, Disk, DiskConfig, DiskError, Put, PutOutcome, State, Target, Worker};

@@ -121,6 +121,19 @@ fn what_start_refuses_is_refused_before() {
     let checked = told(&mut check(&config));
     assert!(checked.2.contains("memory.lease in bytes is 1073741824"), "{checked:?}");
     assert_eq!(told(Command::new(NODE).arg("--config").arg(&config)).2, checked.2);
+    let disk = format!("[[disk]]\npath = '{}'\nsize = '64MiB'\n", folder.0.join("disk").display());
+    for (disk, url, words) in [
+        ("", "s3://kv-cache", "remote is set and disk is not"),
+        (&disk, "s3://kv cache", "remote.url is \"s3://kv cache\""),
+        (&disk, "s3://kv-cache", if cfg!(feature = "remote") { "" } else { "built without the remote tier" }),
+    ] {
+        let config = folder.config(&format!("{disk}[remote]\nurl = '{url}'\n"));
+        let checked = told(&mut check(&config));
+        assert!(checked.0 == i32::from(!words.is_empty()) && checked.2.contains(words), "{checked:?}");
+        if !words.is_empty() {
+            assert_eq!(told(Command::new(NODE).arg("--config").arg(&config)).2, checked.2);
+        }
+    }
     let fine = folder.file("fine", "a-token-of-some-length\n");
     told(&mut check(&folder.config(&format!("[[tokens]]\nfile = '{}'\nall_tenants = true\n", fine.display()))));
 }

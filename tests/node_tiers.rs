@@ -125,7 +125,7 @@ impl World {
                     }
                 }
                 Fetch::OnDisk(found) => return Some(((*found).as_ref().to_vec(), false)),
-                Fetch::Absent => return None,
+                Fetch::Absent | Fetch::Crowded => return None,
                 Fetch::Damaged => panic!("nothing was damaged"),
             }
         }

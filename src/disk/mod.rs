@@ -31,6 +31,7 @@ mod footer;
 #[doc(hidden)]
 pub mod fuzzing;
 mod group;
+mod heir;
 mod index;
 mod integrity;
 mod io;
@@ -59,6 +60,7 @@ pub use config::{Backend, DiskConfig, DiskRecovery, Worker};
 pub use device::{Action, Device, Done, FileId, MAX_PIECES, Op, Piece, Step};
 pub use error::{DiskError, State};
 pub use group::Crcs;
+pub use heir::Heir;
 pub use read::Fetched;
 pub use stats::{DiskStats, DiskTotals};
 pub use tier::Disk;

@@ -38,7 +38,7 @@ enum Next {
 }
 
 /// An entry to move, as the index and the footer know it.
-type Chosen = (u16, Listed);
+pub(super) type Chosen = (u16, Listed);
 
 impl Shared {
     /// One step towards enough free segments within the capacity; false when there is nothing to do. Without
@@ -105,12 +105,16 @@ impl Shared {
         };
         // Without a footer it cannot be told what is there to move; the index knows what to drop.
         if let Ok(Some(listed)) = self.read_footer(file, generation, blocks) {
-            let chosen = self.choose(victim, &listed, everything);
+            let (chosen, left) = self.choose(victim, &listed, everything);
+            let at = (file, generation, blocks);
+            self.hand_over(victim, at, &left);
+            let moved = chosen.clone();
             if !self.move_all(victim, file, generation, blocks, chosen) {
                 // What was not moved stays where it is.
                 let _ = self.with(|core, _| core.set_phase(victim, Phase::Sealed));
                 return;
             }
+            self.hand_over(victim, at, &moved);
         }
         let _ = self.with(|core, _| core.drop_all(victim));
         self.free(victim);
@@ -133,9 +137,10 @@ impl Shared {
         Ok(footer::decode(&trailer, &records[..count as usize * BLOCK], (data, at)).ok())
     }
 
-    /// Drops what is not to be moved, and says what is.
-    fn choose(&self, victim: SegmentId, listed: &[Listed], everything: bool) -> Vec<Chosen> {
-        let mut chosen = Vec::new();
+    /// Says what is to be moved, and what the heir gets; without one that is dropped at once.
+    fn choose(&self, victim: SegmentId, listed: &[Listed], everything: bool) -> (Vec<Chosen>, Vec<Chosen>) {
+        let (mut chosen, mut left) = (Vec::new(), Vec::new());
+        let inherits = self.heir.get().is_some();
         for (n, batch) in listed.chunks(BATCH).enumerate() {
             let _ = self.with(|core, _| {
                 for (k, entry) in batch.iter().enumerate() {
@@ -151,6 +156,8 @@ impl Shared {
                     if everything || hit {
                         core.allowance -= if everything { 0 } else { cost };
                         chosen.push((number, *entry));
+                    } else if inherits {
+                        left.push((number, *entry));
                     } else {
                         core.drop_object(hash, entry.part);
                         core.totals.evicted += 1;
@@ -158,7 +165,7 @@ impl Shared {
                 }
             });
         }
-        chosen
+        (chosen, left)
     }
 
     /// Moves entries; false when it is time to end, or the device is gone.
@@ -182,18 +189,12 @@ impl Shared {
                 rest.next_if(|(_, l)| bytes == 0 || bytes + u64::from(l.len) <= MOVE_BYTES)
             {
                 bytes += u64::from(listed.len);
-                if header.as_ref().is_none_or(|g| g.block != listed.header) {
-                    let block = self.io.read_block(file, listed.header).ok();
-                    header = block.and_then(|b| Group::decode(&b, generation, listed.header, blocks).ok());
-                }
-                let entry = header.as_ref().and_then(|g| g.entries.iter().find(|e| e.at == listed.at));
-                let Some((entry, value)) = entry.and_then(|e| Some((e, self.read_checked(file, e)?))) else {
-                    continue;
-                };
+                let found = self.read_listed(file, generation, blocks, &listed, &mut header);
+                let Some((entry, value)) = found else { continue };
                 let send = send.clone();
                 jobs.push(Job {
                     meta: entry.meta,
-                    crcs: entry.crcs.clone(),
+                    crcs: entry.crcs,
                     value: Box::new(value),
                     from: Some((victim, number)),
                     done: Box::new(move |outcome: PutOutcome, _| drop(send.send(Ok(outcome)))),
@@ -211,6 +212,23 @@ impl Shared {
             while self.write_marks() {}
         }
         true
+    }
+
+    /// An entry and its value, if both pass their checks; `header` is the last group's that was read.
+    pub(super) fn read_listed(
+        self: &Arc<Self>,
+        file: FileId,
+        generation: u64,
+        blocks: u32,
+        listed: &Listed,
+        header: &mut Option<Group>,
+    ) -> Option<(Entry, Aligned)> {
+        if header.as_ref().is_none_or(|g| g.block != listed.header) {
+            let block = self.io.read_block(file, listed.header).ok();
+            *header = block.and_then(|b| Group::decode(&b, generation, listed.header, blocks).ok());
+        }
+        let entry = header.as_ref()?.entries.iter().find(|e| e.at == listed.at)?;
+        Some((entry.clone(), self.read_checked(file, entry)?))
     }
 
     fn read_checked(self: &Arc<Self>, file: FileId, entry: &Entry) -> Option<Aligned> {

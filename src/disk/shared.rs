@@ -2,10 +2,11 @@
 
 use super::core::{Core, Later};
 use super::error::DiskError;
+use super::heir::Heir;
 use super::io::Io;
 use super::segment::{Phase, SegmentId};
 use std::sync::atomic::AtomicBool;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 
 #[derive(Default)]
 struct Bell {
@@ -23,6 +24,8 @@ pub struct Shared {
     pub(super) reads_failed: AtomicBool,
     /// Held by whoever does the worker's work.
     pub(super) working: Mutex<()>,
+    /// Gets what reclaiming drops.
+    pub(super) heir: OnceLock<Arc<dyn Heir>>,
 }
 
 impl Shared {
@@ -35,6 +38,7 @@ impl Shared {
             ringing: Condvar::new(),
             reads_failed: AtomicBool::new(false),
             working: Mutex::new(()),
+            heir: OnceLock::new(),
         }
     }
 

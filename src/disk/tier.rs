@@ -5,6 +5,7 @@ use super::config::{Backend, DiskConfig, DiskRecovery, Worker};
 use super::delete::DeleteDone;
 use super::device::Device;
 use super::error::{DiskError, State};
+use super::heir::Heir;
 use super::index::flag;
 use super::read::Fetched;
 use super::seal::SealDone;
@@ -166,6 +167,11 @@ impl Disk {
     /// segments stays empty until they are reclaimed, so this is for shutting down and for tests, not for every batch.
     pub fn seal(&self, done: impl FnOnce(Result<(), DiskError>) + Send + 'static) {
         self.shared().seal(Box::new(done) as SealDone);
+    }
+
+    /// Offers what reclaiming drops to `heir` from now on; the first one stays.
+    pub fn set_heir(&self, heir: Arc<dyn Heir>) {
+        let _ = self.shared().heir.set(heir);
     }
 
     /// To be called now and then, for instance each second: notices operations that hang, and asks the worker to see whether

@@ -4,6 +4,7 @@
 use super::auth::Tokens;
 use super::config_disk::{DiskIo, DiskTierConfig, TieringConfig};
 use super::listen::Address;
+use super::remote::RemoteTierConfig;
 use super::tiers::TierSettings;
 use super::units::{Size, Time};
 use crate::disk::{Backend, DiskConfig};
@@ -42,6 +43,9 @@ pub struct NodeConfig {
     /// Directories of the disk tier; none by default.
     #[serde(default)]
     pub disk: Vec<DiskTierConfig>,
+    /// The object store below the disk tier; none by default.
+    #[serde(default)]
+    pub remote: Option<RemoteTierConfig>,
     /// When values go to disk and come back.
     #[serde(default)]
     pub tiering: TieringConfig,
@@ -276,6 +280,9 @@ impl NodeConfig {
                 return Err(format!("disk {} is there twice, allowed is each directory once", disk.path.display()));
             }
         }
+        if let Some(remote) = &self.remote {
+            remote.check(!self.disk.is_empty())?;
+        }
         for token in &self.tokens.tokens {
             if token.all_tenants != token.tenants.is_empty() {
                 return Err(format!(
@@ -306,12 +313,14 @@ impl NodeConfig {
         }
     }
 
-    /// Refuses what [`super::Node::start`] would refuse because of files beside the configuration.
+    /// Refuses what [`super::Node::start`] would refuse because of files beside the configuration, or because this program was
+    /// built without it. No store is asked.
     ///
     /// # Errors
-    /// A sentence that names the file.
+    /// A sentence that names the file or the feature.
     pub fn check_files(&self) -> Result<(), String> {
-        Tokens::load(&self.tokens).map(drop)
+        Tokens::load(&self.tokens)?;
+        super::remote::open(self).map(drop)
     }
 
     /// How to open the memory tier. The file belongs to this node's name: another name owns other buckets.

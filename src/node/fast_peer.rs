@@ -214,7 +214,7 @@ impl Peer {
         for (key, part) in asks(body)? {
             let id = ObjectId { key, part };
             let Some(pinned) = state.store.get(request.tenant, &id) else {
-                let below = state.tiers.disk_bytes(request.tenant, &id) > 0;
+                let below = state.tiers.may_be_below(request.tenant, &id);
                 Metrics::add(&m.fast_misses, u64::from(!below));
                 found.push(Found::miss(if below { Outcome::Elsewhere } else { Outcome::Absent }));
                 continue;

@@ -112,7 +112,7 @@ impl GetBody {
         }
     }
 
-    /// Starts the next object; pending while it is read from disk.
+    /// Starts the next object; pending while it is read from below memory.
     fn object(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         let (tenant, id) = (self.caller.tenant, self.ids[self.next]);
         if !self.state.tiers.has_disk() {
@@ -136,6 +136,7 @@ impl GetBody {
                 let (crcs, layout) = (value.crcs().into(), value.meta().layout);
                 self.begin(Bytes::from_owner(Fetched(value)), crcs, layout);
             }
+            Fetch::Crowded => self.ahead.again(&self.state.tiers, tenant, &id),
             Fetch::Absent => self.miss(MissReason::Absent),
             Fetch::Damaged => self.miss(MissReason::Damaged),
         }

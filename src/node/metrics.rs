@@ -3,6 +3,7 @@
 
 use super::state::State;
 use crate::disk::DiskStats;
+use crate::remote::RemoteStats;
 use std::fmt::Write;
 use std::sync::atomic::{AtomicU64, Ordering};
 
@@ -127,6 +128,9 @@ pub fn text(state: &State) -> String {
     if let Some((d, trouble)) = state.tiers.disk_stats() {
         disk(&mut metric, state, &d, trouble.len());
     }
+    if let Some(r) = state.tiers.remote_stats() {
+        remote(&mut metric, &r);
+    }
     let outcomes = [("present", t.present), ("busy", t.busy), ("no_room", t.no_room), ("aborted", t.aborted)];
     let labels = outcomes.map(|(name, value)| (format!(r#"{{outcome="{name}"}}"#), value as f64));
     let samples: Vec<(&str, f64)> = labels.iter().map(|(l, v)| (l.as_str(), *v)).collect();
@@ -182,6 +186,33 @@ fn disk(metric: &mut impl FnMut(&str, &str, &str, &[(&str, f64)]), state: &State
     metric("demoted_clean_total", "counter", "Values that left memory and were on disk.", &[("", load(&c.clean))]);
     metric("demoted_dropped_total", "counter", "Values that left memory to no disk.", &[("", load(&c.dropped))]);
     metric("promoted_total", "counter", "Values that came back into memory.", &[("", load(&c.promoted))]);
+}
+
+/// What the object store has alone.
+fn remote(metric: &mut impl FnMut(&str, &str, &str, &[(&str, f64)]), r: &RemoteStats) {
+    let t = &r.totals;
+    let one = |value: u64| [("", value as f64)];
+    metric("remote_hits_total", "counter", "Values read from the object store or its queue.", &one(t.hits));
+    metric("remote_queue_hits_total", "counter", "Of those, values read from the queue.", &one(t.queue_hits));
+    metric("remote_hit_bytes_total", "counter", "Bytes of those values.", &one(t.hit_bytes));
+    metric("remote_read_bytes_total", "counter", "Bytes that came from the object store.", &one(t.read_bytes));
+    metric("remote_misses_total", "counter", "Reads of what the object store does not have.", &one(t.misses));
+    metric("remote_known_misses_total", "counter", "Reads not begun: absent a moment ago.", &one(t.known_misses));
+    metric("remote_rested_total", "counter", "Reads not begun: the object store fails.", &one(t.rested));
+    metric("remote_read_errors_total", "counter", "Reads that failed or were late.", &one(t.read_errors));
+    metric("remote_stored_total", "counter", "Values written to the object store.", &one(t.stored));
+    metric("remote_stored_bytes_total", "counter", "Bytes of those values.", &one(t.stored_bytes));
+    metric("remote_present_total", "counter", "Values that the object store had already.", &one(t.present));
+    metric("remote_dropped_total", "counter", "Values dropped because the queue was full.", &one(t.dropped));
+    metric("remote_failed_total", "counter", "Values dropped after their last try.", &one(t.failed));
+    metric("remote_retries_total", "counter", "Writes and deletes tried again.", &one(t.retries));
+    metric("remote_deleted_total", "counter", "Deletes that the object store confirmed.", &one(t.deleted));
+    metric("remote_delete_errors_total", "counter", "Deletes that it did not.", &one(t.delete_errors));
+    metric("remote_damaged_total", "counter", "Objects removed because of a check.", &one(t.damaged));
+    metric("remote_other_version_total", "counter", "Objects of another version.", &one(t.other_version));
+    metric("remote_keys", "gauge", "Keys known to be in the object store, at least in part.", &[("", r.keys as f64)]);
+    metric("remote_queue_bytes", "gauge", "Bytes of values that wait to be written.", &one(r.queue_bytes));
+    metric("remote_troubled", "gauge", "1 while the object store fails.", &one(u64::from(!r.trouble.is_empty())));
 }
 
 fn calls(out: &mut String, m: &Metrics) {

@@ -83,10 +83,14 @@ impl Node {
     /// A sentence: the store, a token file or an address.
     pub async fn start(config: NodeConfig) -> Result<(Node, Recovery), String> {
         let tokens = Tokens::load(&config.tokens)?;
+        let remote = super::remote::open(&config)?;
         let machine = BootId::current().map_err(|e| e.to_string())?;
         let (store, recovery) = Store::open(&config.store(), machine).map_err(|e| e.to_string())?;
         let disks = config.disks().iter().map(open_disk).collect::<Result<Vec<_>, _>>()?;
-        let state = Arc::new(State::with_disks(config, store, disks, machine, tokens));
+        if let Some(remote) = &remote {
+            tracing::info!(store = ?remote, "what the disks reclaim goes to an object store");
+        }
+        let state = Arc::new(State::with_tiers(config, store, disks, remote, machine, tokens));
         let demoter = state.tiers.start()?;
         let config = &state.config;
         let (stopping, stop) = watch::channel(false);
@@ -162,6 +166,7 @@ impl Node {
         if let Some(fast) = self.fast.take() {
             fast.stop();
         }
+        self.state.tiers.drain().await;
         self.demoter.take();
         if tokio::time::timeout(STOP_GRACE, self.state.tiers.seal()).await.is_err() {
             tracing::warn!("the disk tier does not seal its last values; they survive all but power loss");

@@ -6,6 +6,7 @@ use super::config::NodeConfig;
 use super::metrics::Metrics;
 use super::tiers::Tiers;
 use crate::disk::Disk;
+use crate::remote::Remote;
 use crate::shm::{BootId, LeaseOwner, Store};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
@@ -64,12 +65,24 @@ impl State {
 
     /// State over open tiers. With disks, [`Tiers::start`] must follow.
     pub fn with_disks(config: NodeConfig, store: Store, disks: Vec<Disk>, machine: BootId, tokens: Tokens) -> State {
+        State::with_tiers(config, store, disks, None, machine, tokens)
+    }
+
+    /// As [`State::with_disks`], with an object store below the disks.
+    pub fn with_tiers(
+        config: NodeConfig,
+        store: Store,
+        disks: Vec<Disk>,
+        remote: Option<Arc<Remote>>,
+        machine: BootId,
+        tokens: Tokens,
+    ) -> State {
         let clock = Clock::start();
         let settings = config.tiering();
         let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         State {
             calls: Arc::new(Semaphore::new(config.limits.calls)),
-            tiers: Tiers::new(store.clone(), disks, settings, clock),
+            tiers: Tiers::with_remote(store.clone(), disks, remote, settings, clock),
             config,
             store,
             machine,

@@ -3,6 +3,7 @@
 use super::state::{Connection, State};
 use super::tiers::Fetch;
 use crate::disk::DiskStats;
+use crate::remote::RemoteStats;
 use crate::rpc::ids;
 use crate::rpc::limits::{MAX_CLIENT_BYTES, MAX_KEYS, MAX_OBJECTS, VERSIONS};
 use crate::rpc::v1::{
@@ -124,7 +125,7 @@ pub async fn verify(state: Arc<State>, request: VerifyRequest) -> Result<VerifyR
             (0, 0) => match state.tiers.clone().fetch(request.tenant, id).await {
                 Fetch::InMemory | Fetch::OnDisk(_) => reply.sound += 1,
                 Fetch::Damaged => reply.dropped += 1,
-                Fetch::Absent => {}
+                Fetch::Absent | Fetch::Crowded => {}
             },
             (sound, dropped) => {
                 reply.sound += sound;
@@ -165,6 +166,7 @@ pub fn stats(state: &State, _: &StatsRequest) -> StatsReply {
     };
     let mut tiers = vec![memory];
     tiers.extend(state.tiers.disk_stats().map(|(d, trouble)| disk_stats(state, &d, &trouble)));
+    tiers.extend(state.tiers.remote_stats().map(remote_stats));
     let load = |n: &std::sync::atomic::AtomicU64| n.load(Ordering::Relaxed) as u32;
     StatsReply {
         node: state.config.name.clone(),
@@ -176,6 +178,32 @@ pub fn stats(state: &State, _: &StatsRequest) -> StatsReply {
         streams: load(&state.metrics.running),
         tiers,
         ..StatsReply::default()
+    }
+}
+
+/// The remote tier in the words of the contract. What the store holds is not known: capacity, use and objects
+/// are those of the queue, keys those that are known to be in the store.
+fn remote_stats(r: RemoteStats) -> TierStats {
+    let t = &r.totals;
+    TierStats {
+        name: "remote".into(),
+        capacity_bytes: r.queue_capacity_bytes,
+        used_bytes: r.queue_bytes,
+        objects: r.queued,
+        keys: r.keys,
+        hits: t.hits,
+        misses: t.misses + t.known_misses + t.rested + t.read_errors,
+        committed: t.stored,
+        present: t.present,
+        no_room: t.dropped,
+        aborted: t.failed,
+        deleted: t.deleted,
+        damaged: t.damaged,
+        written_bytes: t.stored_bytes,
+        read_bytes: t.read_bytes,
+        demoted: t.stored,
+        trouble: r.trouble,
+        ..TierStats::default()
     }
 }
 

@@ -3,7 +3,7 @@
 use super::{Cluster, Peer, opened};
 use crate::node::units::Size;
 use crate::rpc::limits::VERSIONS;
-use crate::rpc::v1::{HelloReply, HelloRequest, StatsReply, StatsRequest};
+use crate::rpc::v1::{HelloReply, HelloRequest, StatsReply, StatsRequest, TierStats};
 use serde_json::{Value, json};
 
 /// What one node said.
@@ -80,6 +80,9 @@ fn line(peer: &Peer, answer: &Result<Answer, String>, wrong: Option<String>) -> 
     }
     let Ok(Answer { hello, stats }) = answer else { return head };
     let tiers = stats.tiers.iter().map(|t| {
+        if t.name == "remote" {
+            return remote_line(t);
+        }
         let share = 100.0 * t.used_bytes as f64 / t.capacity_bytes.max(1) as f64;
         let asked = t.hits + t.misses;
         format!(
@@ -98,6 +101,20 @@ fn line(peer: &Peer, answer: &Result<Answer, String>, wrong: Option<String>) -> 
         stats.connections,
         tiers.collect::<Vec<_>>().join("; ")
     )
+}
+
+/// The remote tier: its queue and what is known, since what the store holds is not.
+fn remote_line(t: &TierStats) -> String {
+    let hits = 100.0 * t.hits as f64 / (t.hits + t.misses).max(1) as f64;
+    let line = format!(
+        "remote {} keys known, {} written, {} dropped, {} wait, {hits:.1}% hits of {}",
+        t.keys,
+        t.committed,
+        t.no_room + t.aborted,
+        t.objects,
+        t.hits + t.misses
+    );
+    if t.trouble.is_empty() { line } else { format!("{line} ({})", t.trouble) }
 }
 
 fn object(peer: &Peer, answer: &Result<Answer, String>, wrong: Option<String>) -> Value {

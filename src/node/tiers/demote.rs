@@ -5,6 +5,7 @@
 
 use super::{TierCounts, Tiers};
 use crate::disk::{Buffer, Disk, Put, PutOutcome, State};
+use crate::remote::Writers;
 use crate::shm::{Leaving, ObjectId};
 use smallvec::SmallVec;
 use std::any::Any;
@@ -56,6 +57,7 @@ impl Demotion {
 /// The thread; stopped when dropped.
 pub struct Demoter {
     tiers: Arc<Tiers>,
+    _writers: Option<Writers>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -83,7 +85,7 @@ unsafe impl Buffer for Going {
 }
 
 impl Tiers {
-    /// Starts demotion; none without disks.
+    /// Starts demotion, and writing to the object store; none without disks. With an object store, inside a tokio runtime.
     ///
     /// # Errors
     /// The system's.
@@ -91,10 +93,14 @@ impl Tiers {
         if !self.has_disk() {
             return Ok(None);
         }
+        let writers = self.remote().map(|remote| remote.start(&tokio::runtime::Handle::current()));
+        if let Some(heir) = self.heir() {
+            self.disks.iter().for_each(|disk| disk.set_heir(heir.clone()));
+        }
         let tiers = self.clone();
         let thread = std::thread::Builder::new().name("demote".into()).spawn(move || tiers.demote());
         let thread = Some(thread.map_err(|e| format!("cannot start the thread of the disk tier: {e}"))?);
-        Ok(Some(Demoter { tiers: self.clone(), thread }))
+        Ok(Some(Demoter { tiers: self.clone(), _writers: writers, thread }))
     }
 
     fn demote(self: &Arc<Self>) {

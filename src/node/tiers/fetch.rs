@@ -1,10 +1,12 @@
-//! Reads from the disk tier: into a buffer that is sent, or into a slot of memory when the value deserves it.
+//! Reads from below memory, the disk tier first: into a buffer that is sent, or into a slot of memory when the value deserves it.
 //!
 //! - Concurrent reads of one value are one read: what it gives is shared. It runs on its own, so that a reader who takes
 //!   nothing holds up nobody who wants the same, and no slot of a value that comes up.
 //! - Buffers of values that wait to be sent are bounded over all calls. A read whose turn has come waits for its share; one
 //!   ahead of its turn has a budget of its own, and is not begun where that is used up. So readers who take nothing cost
 //!   others their read-ahead, and hold them up only where the values that are in turn take all of the other budget.
+//! - The length of a value in the object store is known when it is opened, and then it has its share, within its time. A read
+//!   ahead of its turn begins with a share of a likely size; where there is not enough it is begun anew when its turn comes.
 //! - Bytes are compared with their CRCs before anything else; a value that differs is dropped, counted, and a miss.
 
 use super::{TierCounts, Tiers};
@@ -41,12 +43,14 @@ const FLIGHTS: usize = 256;
 pub enum Fetch {
     /// In memory.
     InMemory,
-    /// Read from disk.
+    /// Read from disk, or from the object store.
     OnDisk(Arc<OnDisk>),
     /// Nowhere.
     Absent,
-    /// It was on disk, damaged, and was dropped.
+    /// It was there, damaged, and was dropped.
     Damaged,
+    /// Not read, since buffers for reads ahead of their turn are used up; only of [`Tiers::fetch_ahead`].
+    Crowded,
 }
 
 /// A value in a buffer of its own.
@@ -57,6 +61,10 @@ pub struct OnDisk {
 }
 
 impl OnDisk {
+    pub(super) fn new(value: Value<Landing>, share: OwnedSemaphorePermit) -> OnDisk {
+        OnDisk { value, _share: share }
+    }
+
     /// CRC32C of each chunk.
     pub fn crcs(&self) -> &[u32] {
         &self.value.crcs
@@ -86,7 +94,7 @@ impl AsRef<[u8]> for Fetched {
 
 /// Where the disk writes a value that is read.
 #[derive(Debug)]
-enum Landing {
+pub(super) enum Landing {
     Heap(Aligned),
     Slot(Writer),
 }
@@ -126,9 +134,20 @@ impl Shares {
     }
 
     /// Waits for a share. A value that is longer than all of them takes them all.
-    async fn in_turn(&self, bytes: u64) -> Option<OwnedSemaphorePermit> {
+    pub(super) async fn in_turn(&self, bytes: u64) -> Option<OwnedSemaphorePermit> {
         let units = bytes.div_ceil(UNIT).min(self.most) as u32;
         self.turn.clone().acquire_many_owned(units).await.ok()
+    }
+
+    /// Makes a share of a read ahead of its turn as large as `bytes` need; none where there is no more.
+    pub(super) fn fit(&self, mut share: OwnedSemaphorePermit, bytes: u64) -> Option<OwnedSemaphorePermit> {
+        let (has, needed) = (share.num_permits(), bytes.div_ceil(UNIT));
+        if has as u64 >= needed {
+            drop(share.split(has - needed as usize));
+            return Some(share);
+        }
+        drop(share);
+        self.ahead(bytes)
     }
 
     /// A share, if there is one.
@@ -191,16 +210,20 @@ impl Tiers {
         if self.in_memory(tenant, &id) {
             return Fetch::InMemory;
         }
-        if self.disk_of(tenant, &id).is_none() {
+        if !self.may_be_below(tenant, &id) {
             TierCounts::add(&self.counts.misses, 1);
             return Fetch::Absent;
         }
         let flight = self.flights.join((tenant, id), self.clone().flight(tenant, id, None));
-        flight.await
+        match flight.await {
+            // Of somebody whose turn had not come.
+            Fetch::Crowded => self.read(tenant, id, None).await,
+            found => found,
+        }
     }
 
-    /// As [`Tiers::fetch`], for a value whose turn has not come: none where it is on disk, of `bytes` there, and buffers for
-    /// such are used up.
+    /// As [`Tiers::fetch`], for a value whose turn has not come: none where it is below memory, of `bytes` there, and buffers
+    /// for such are used up; [`Fetch::Crowded`] where that was found later.
     pub fn fetch_ahead(self: &Arc<Self>, tenant: u64, id: ObjectId, bytes: u64) -> Option<BoxFuture<'static, Fetch>> {
         if bytes == 0 {
             return Some(self.clone().fetch(tenant, id).boxed());
@@ -209,9 +232,13 @@ impl Tiers {
         Some(self.flights.join((tenant, id), self.clone().flight(tenant, id, Some(share))).boxed())
     }
 
-    /// Bytes that reading a value from disk takes; 0 where it is in memory, or nowhere.
+    /// Bytes that reading a value from below memory takes, or is likely to take; 0 where it is in memory, or nowhere.
     pub fn bytes_to_read(&self, tenant: u64, id: &ObjectId) -> u64 {
-        if self.in_memory(tenant, id) { 0 } else { self.disk_bytes(tenant, id) }
+        if self.in_memory(tenant, id) {
+            return 0;
+        }
+        let on_disk = self.disk_bytes(tenant, id);
+        if on_disk > 0 { on_disk } else { self.likely_below(tenant, id) }
     }
 
     /// Bytes that a value takes on disk; 0 where it is not there.
@@ -229,17 +256,39 @@ impl Tiers {
     /// A read that others join, unless it found nothing: they look themselves.
     async fn flight(self: Arc<Self>, tenant: u64, id: ObjectId, share: Option<OwnedSemaphorePermit>) -> Fetch {
         let found = self.clone().read(tenant, id, share).await;
-        if matches!(found, Fetch::Absent | Fetch::Damaged) {
+        if matches!(found, Fetch::Absent | Fetch::Damaged | Fetch::Crowded) {
             self.flights.forget(tenant, &[id]);
         }
         found
     }
 
-    /// `share`: of the buffers, if it has one.
-    async fn read(self: Arc<Self>, tenant: u64, id: ObjectId, share: Option<OwnedSemaphorePermit>) -> Fetch {
+    /// `share`: of the buffers for reads ahead of their turn, if this is one.
+    async fn read(self: Arc<Self>, tenant: u64, id: ObjectId, mut share: Option<OwnedSemaphorePermit>) -> Fetch {
+        let is_ahead = share.is_some();
+        let fetch = self.read_disk(tenant, id, &mut share).await;
+        let Some(remote) = self.remote().filter(|_| matches!(fetch, Fetch::Absent | Fetch::Damaged)) else {
+            return fetch;
+        };
+        // The disk's read took the share, and a read ahead of its turn has no other.
+        if is_ahead && share.is_none() {
+            return Fetch::Crowded;
+        }
+        // What a disk has dropped meanwhile was queued before.
+        match (self.read_below(remote, tenant, &id, share).await, fetch) {
+            (Fetch::Absent, Fetch::Damaged) => Fetch::Damaged,
+            (Fetch::Absent, _) => {
+                TierCounts::add(&self.counts.misses, 1);
+                Fetch::Absent
+            }
+            (fetch, _) => fetch,
+        }
+    }
+
+    /// Takes the share where it begins to read.
+    async fn read_disk(self: &Arc<Self>, tenant: u64, id: ObjectId, share: &mut Option<OwnedSemaphorePermit>) -> Fetch {
         let Some(disk) = self.disk_of(tenant, &id).cloned() else { return Fetch::Absent };
         let Some(blocks) = disk.value_blocks(tenant, &id) else { return Fetch::Absent };
-        let share = match share {
+        let share = match share.take() {
             Some(share) => share,
             None => match self.shares.in_turn(blocks).await {
                 Some(share) => share,
@@ -277,15 +326,20 @@ impl Tiers {
         let Value { meta, crcs, buffer } = value;
         match buffer {
             Landing::Heap(_) => Fetch::OnDisk(Arc::new(OnDisk { value: Value { meta, crcs, buffer }, _share: share })),
-            Landing::Slot(writer) => {
-                let _turn = self.turn();
-                // Deleted meanwhile, it must not come back.
-                if self.disk_of(tenant, id).is_none() || writer.commit(&crcs).is_err() {
-                    return Fetch::Absent;
-                }
-                TierCounts::add(&self.counts.promoted, 1);
-                Fetch::InMemory
-            }
+            Landing::Slot(writer) => match self.bring_up(writer, &crcs, || self.disk_of(tenant, id).is_some()) {
+                true => Fetch::InMemory,
+                false => Fetch::Absent,
+            },
         }
+    }
+
+    /// Publishes a value in memory, unless it was deleted meanwhile: then it must not come back.
+    pub(super) fn bring_up(&self, writer: Writer, crcs: &[u32], is_there: impl FnOnce() -> bool) -> bool {
+        let _turn = self.turn();
+        if !is_there() || writer.commit(crcs).is_err() {
+            return false;
+        }
+        TierCounts::add(&self.counts.promoted, 1);
+        true
     }
 }

@@ -1,4 +1,5 @@
-//! The node's storage tiers as one store: memory, and below it the directories of the disk tier, where there are any.
+//! The node's storage tiers as one store: memory, below it the directories of the disk tier, where there are any, and below
+//! those an object store, where there is one.
 //!
 //! - A value is looked for in memory first, then on disk. Where it is written is memory only; the first writer wins over
 //!   both tiers.
@@ -7,10 +8,13 @@
 //!   as if there were none.
 //! - A value read from disk is sent from a buffer of its own, or comes back into memory with its n-th use ([`fetch`],
 //!   [`uses`]).
-//! - A deleted value comes back from neither tier: deleting, giving values to the disk and bringing them back take turns.
+//! - A deleted value comes back from no tier: deleting, giving values to a lower tier and bringing them back take turns.
 //! - A lease keeps values in memory. What is on disk alone is not promised, and is not counted as leased.
+//! - The object store is asked by reads alone ([`below`]). What is there alone is reported to exist as far as that is known
+//!   without asking, is written anew when it is put again, and a touch does not find it.
 
 mod ahead;
+mod below;
 mod demote;
 mod fetch;
 mod uses;
@@ -22,6 +26,7 @@ pub use uses::Uses;
 
 use super::state::Clock;
 use crate::disk::{Disk, DiskStats, State as DiskState};
+use crate::remote::Remote;
 use crate::shm::{Begin, ChainKey, Exists, Lease, ObjectId, PutMeta, ShmError, Store};
 use demote::Demotion;
 use fetch::{Flights, Shares};
@@ -50,7 +55,7 @@ pub struct TierCounts {
     pub clean: AtomicU64,
     /// Values that left memory and are nowhere else: no disk could take them.
     pub dropped: AtomicU64,
-    /// Values that were in neither tier.
+    /// Values that were in no tier.
     pub misses: AtomicU64,
     /// Values that came back into memory.
     pub promoted: AtomicU64,
@@ -67,6 +72,7 @@ pub struct Tiers {
     /// The memory tier.
     pub memory: Store,
     disks: Vec<Disk>,
+    remote: Option<Arc<Remote>>,
     settings: TierSettings,
     clock: Clock,
     uses: Uses,
@@ -84,11 +90,23 @@ pub struct Tiers {
 impl Tiers {
     /// Over open tiers. With disks nothing leaves memory on its own any more, so [`Tiers::start`] must follow.
     pub fn new(memory: Store, disks: Vec<Disk>, settings: TierSettings, clock: Clock) -> Arc<Tiers> {
+        Tiers::with_remote(memory, disks, None, settings, clock)
+    }
+
+    /// As [`Tiers::new`], with an object store below the disks. It gets what they reclaim, so without disks it gets nothing.
+    pub fn with_remote(
+        memory: Store,
+        disks: Vec<Disk>,
+        remote: Option<Arc<Remote>>,
+        settings: TierSettings,
+        clock: Clock,
+    ) -> Arc<Tiers> {
         memory.keep_all(!disks.is_empty());
         let shares = Shares::new(memory.stats().slab_bytes);
         Arc::new(Tiers {
             memory,
             disks,
+            remote,
             settings,
             clock,
             uses: Uses::new(),
@@ -111,11 +129,14 @@ impl Tiers {
         self.turns.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// As [`Store::exists`], over both tiers. Keys count as leased up to the first with a part that is on disk alone.
+    /// As [`Store::exists`], over all tiers, of the object store what is known without asking it. Keys count as leased up to the
+    /// first with a part that is not in memory.
     pub fn exists(&self, tenant: u64, keys: &[ChainKey], lease: Option<Lease>, now: u64) -> Exists {
         let mut found = self.memory.exists(tenant, keys, lease, now);
-        for disk in &self.disks {
-            for (n, mask) in disk.exists(tenant, keys).into_iter().enumerate() {
+        let on_disks = self.disks.iter().map(|disk| disk.exists(tenant, keys));
+        let below = self.remote.iter().map(|remote| remote.present(tenant, keys));
+        for masks in on_disks.chain(below) {
+            for (n, mask) in masks.into_iter().enumerate() {
                 if mask & !found.masks[n] != 0 {
                     found.masks[n] |= mask;
                     found.leased_keys = found.leased_keys.min(n);
@@ -172,16 +193,18 @@ impl Tiers {
         ids.iter().filter(touch).count()
     }
 
-    /// Forgets objects in both tiers; returns how many were there. They stay forgotten through `kill -9`, and on disk through
-    /// power loss.
+    /// Forgets objects in all tiers; returns how many were in memory or on disk. They stay forgotten through `kill -9`, and on
+    /// disk through power loss.
     ///
     /// # Errors
-    /// A sentence: a disk could not note it, so they may come back when the node starts anew.
+    /// A sentence: a disk could not note it, so they may come back when the node starts anew, or the object store has not
+    /// confirmed it.
     pub async fn delete(&self, tenant: u64, ids: &[ObjectId]) -> Result<usize, String> {
         if !self.has_disk() {
             return Ok(self.memory.delete(tenant, ids));
         }
         let (mut count, mut waiting) = (0, Vec::new());
+        let forgotten;
         {
             let _turn = self.turn();
             let mut counted = std::collections::HashSet::new();
@@ -194,15 +217,21 @@ impl Tiers {
             }
             // What begins from now on finds what was deleted on no disk.
             self.flights.forget(tenant, ids);
+            forgotten = self.forget_below(tenant, ids);
         }
+        let mut noted = Ok(count);
         for answer in waiting {
             match answer.await {
                 Ok(Ok(_)) => {}
-                Ok(Err(e)) => return Err(format!("{FORGOTTEN}: {e}")),
-                Err(_) => return Err(format!("{FORGOTTEN}: the disk tier ended first")),
+                Ok(Err(e)) => noted = noted.and(Err(format!("{FORGOTTEN}: {e}"))),
+                Err(_) => noted = noted.and(Err(format!("{FORGOTTEN}: the disk tier ended first"))),
             }
         }
-        Ok(count)
+        // Whatever the disks say: it would be found there at once.
+        if let Some(forgotten) = forgotten {
+            forgotten.delete().await?;
+        }
+        noted
     }
 
     /// Seals what is on disk, so that it survives power loss.

@@ -327,7 +327,7 @@ pub struct StatsReply {
 /// Counters start at 0 with the node; everything else is a state.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct TierStats {
-    /// "memory" or "disk".
+    /// "memory", "disk" or "remote".
     #[prost(string, tag = "1")]
     pub name: ::prost::alloc::string::String,
     /// Most bytes of slots, and those in use.

@@ -928,7 +928,7 @@ class TierStats(_message.Message):
     PROMOTED_FIELD_NUMBER: _builtins.int
     TROUBLE_FIELD_NUMBER: _builtins.int
     name: _builtins.str
-    """"memory" or "disk"."""
+    """"memory", "disk" or "remote"."""
     capacity_bytes: _builtins.int
     """Most bytes of slots, and those in use."""
     used_bytes: _builtins.int
