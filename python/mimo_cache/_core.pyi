@@ -1174,6 +1174,164 @@ class KvCopier:
     def __exit__(self, *_args: object) -> None: ...
 
 @final
+class TierPlanner:
+    """Decides what goes from a cache down to a host tier and what comes back; copies nothing.
+
+    - `full_pages`, `swa_pages`: pages of host memory, ids from 1. 0 for a group that the cache does not have.
+    - `write`: when a prefix goes down, "through" (as soon as it is computed) or "hit<n>" (when it was matched n times).
+    - `max_saving`: pages on their way down at once.
+
+    A cache has one planner at most. `clear` and `set_weights` of the cache hold for the host tier as well. What was
+    fetched is told by `fetched`, what was saved by `saved`, whatever became of it: until then both ends are leased.
+    """
+
+    def __new__(
+        cls,
+        cache: PrefixCache,
+        *,
+        full_pages: SupportsIndex = 0,
+        swa_pages: SupportsIndex = 0,
+        write: str = "hit1",
+        max_saving: SupportsIndex = 4096,
+    ) -> TierPlanner: ...
+    def usable(self, tokens: _Tokens, key: Key | None = None, spans: _Spans | None = None) -> int:
+        """The usable prefix of cache and host tier together, in tokens. Neither lease nor recency."""
+    def awaits(self, tokens: _Tokens, key: Key | None = None, spans: _Spans | None = None) -> int | None:
+        """The number of a fetch on its way whose prefix a request with these tokens would wait for: opened when that
+        fetch is over it finds the prefix in the cache. `None`: there is none.
+        """
+    def fetch(self, seq: Sequence) -> TierFetch | None:
+        """What the host tier has for an open sequence beyond what it started from. The sequence stands at
+        `TierFetch.end` at once: it may reserve and be filled, and commit after `fetched`. `None`: there is nothing
+        more, or no room for it. Raises `SequenceStateError` for a sequence that has reserved slots, waits for a fetch, is
+        parked or has ended.
+        """
+    def fetched(self, id: SupportsIndex, ok: bool) -> bool:
+        """A fetch is over. `ok`: its bytes are there and its rebuilds were run; else nothing of it is written any more,
+        and its sequence stands where it stood before. True when the sequence goes on from it; false also when it has
+        ended. Raises `StepOrderError` for a number that is no fetch on its way.
+        """
+    def save(
+        self, tokens: _Tokens, key: Key | None = None, spans: _Spans | None = None, tenant: SupportsIndex = 0
+    ) -> list[TierSave]:
+        """What of a prefix goes down now, shallow first. To be asked when a prompt is computed and when its sequence
+        ends, after the steps that wrote it are retired; `tenant` owns it below.
+        """
+    def saved(self, id: SupportsIndex, ok: bool) -> None:
+        """A save is over; `ok`: its bytes are there, else nothing of it is written any more. Raises `StepOrderError`
+        for a number that is no save on its way.
+        """
+    def set_cost(self, token: float = 0.0, full_page: float = 0.0, swa_page: float = 0.0, load: float = 0.0) -> None:
+        """What computing a token and bringing up pages cost, in nanoseconds: a fetch that costs more than the tokens it
+        saves is not begun. All 0, as at the start: whatever can be fetched is.
+        """
+    def stats(self) -> TierStats:
+        """Counters of the moves."""
+    def host_stats(self) -> Stats:
+        """The host tier's own counters."""
+    def check_integrity(self) -> None:
+        """Raises `IntegrityError` when the structures of the host tier contradict each other. For tests: it walks
+        everything.
+        """
+    @property
+    def full_pages(self) -> int:
+        """Full pages of host memory."""
+    @property
+    def swa_pages(self) -> int:
+        """SWA pages of host memory."""
+
+@final
+class TierFetch:
+    """Pages that come up for a sequence."""
+
+    @property
+    def id(self) -> int:
+        """Its number."""
+    @property
+    def full(self) -> npt.NDArray[np.uint32]:
+        """Full pages to copy, uint32 [n, 2]: (device page, host page)."""
+    @property
+    def swa(self) -> npt.NDArray[np.uint32]:
+        """SWA pages to copy, uint32 [n, 2]: (device page, host page)."""
+    @property
+    def rebuilds(self) -> list[tuple[int, int, int, int]]:
+        """(sequence id, SWA page, first position, end position): MTP rows to rebuild when the bytes are there, as
+        `Plan.rebuilds`.
+        """
+    @property
+    def start(self) -> int:
+        """Tokens that the sequence had without it."""
+    @property
+    def end(self) -> int:
+        """Tokens that it has with it."""
+
+@final
+class TierSave:
+    """Pages that go down."""
+
+    @property
+    def id(self) -> int:
+        """Its number."""
+    @property
+    def full(self) -> npt.NDArray[np.uint32]:
+        """Full pages to copy, uint32 [n, 2]: (device page, host page)."""
+    @property
+    def swa(self) -> npt.NDArray[np.uint32]:
+        """SWA pages to copy, uint32 [n, 2]: (device page, host page)."""
+    @property
+    def boundary(self) -> int:
+        """The boundary that it makes resumable in the host tier, in tokens."""
+
+@final
+class TierStats:
+    """What came of a planner's moves."""
+
+    def as_dict(self) -> dict[str, Any]:
+        """All numbers by name, nested ones as dicts."""
+    @property
+    def fetches(self) -> int:
+        """Fetches that were begun."""
+    @property
+    def fetches_failed(self) -> int:
+        """Of them, those that brought nothing."""
+    @property
+    def fetched_tokens(self) -> int:
+        """Tokens that sequences went on from instead of computing them."""
+    @property
+    def fetched_full(self) -> int:
+        """Full pages that came up."""
+    @property
+    def fetched_swa(self) -> int:
+        """SWA pages that came up."""
+    @property
+    def declined(self) -> int:
+        """Fetches that would have cost more than computing."""
+    @property
+    def no_room_above(self) -> int:
+        """Fetches for which a pool had no room."""
+    @property
+    def saves(self) -> int:
+        """Boundaries that went down."""
+    @property
+    def saves_failed(self) -> int:
+        """Of them, those that failed."""
+    @property
+    def saved_full(self) -> int:
+        """Full pages that went down."""
+    @property
+    def saved_swa(self) -> int:
+        """SWA pages that went down."""
+    @property
+    def no_room_below(self) -> int:
+        """Boundaries that did not go down for want of room, or because too many pages were on their way."""
+    @property
+    def saving_pages(self) -> int:
+        """Pages on their way down now."""
+    @property
+    def fetching(self) -> int:
+        """Fetches on their way now."""
+
+@final
 class CopyJob:
     """One job of a copier. Dropping it does not cancel the job."""
 

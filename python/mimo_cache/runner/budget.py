@@ -11,6 +11,8 @@ from mimo_cache import Geometry
 from .errors import RequestError
 
 UNITS = {"": 1, "K": 1 << 10, "M": 1 << 20, "G": 1 << 30, "T": 1 << 40}
+HOST_ALIGN = 4096
+"""Host pages begin at multiples of it (`mimo_cache.tiers.HostRegion`)."""
 SWA_SHARE = 0.15
 """Share of what is left after windows and scratch that goes to checkpoints (docs/design.md, the trade of section 3)."""
 
@@ -60,3 +62,27 @@ def plan(geometry: Geometry, memory: int, *, max_running: int, max_step_tokens: 
             f"memory is {memory} bytes, at least {least} are needed for one full page beside the windows"
         )
     return Budget(full, scratch + windows + checkpoints, scratch)
+
+
+def below(geometry: Geometry, memory: int) -> Budget:
+    """Splits `memory` bytes of a host tier: `SWA_SHARE` for checkpoints, at least three windows, and the remainder for
+    full pages. Raises `RequestError` when that leaves no page of a group."""
+    full_bytes = _rounded(geometry.stored_full_page_bytes) if geometry.full is not None else 0
+    swa_bytes = _rounded(geometry.stored_swa_page_bytes) if geometry.swa is not None else 0
+    swa = least = 0
+    if swa_bytes:
+        window = math.ceil((geometry.window + 2 * geometry.mtp_heads + 1) / geometry.page_size) + 2
+        least = 3 * window
+        swa = max(least, int(memory * (SWA_SHARE if full_bytes else 1.0)) // swa_bytes)
+    full = (memory - swa * swa_bytes) // full_bytes if full_bytes else 0
+    if swa * swa_bytes > memory or (full_bytes and full < 1):
+        raise RequestError(
+            f"host memory is {memory} bytes, at least {least * swa_bytes + full_bytes} are needed for windows and one "
+            "full page"
+        )
+    return Budget(full, swa, 0)
+
+
+def _rounded(page_bytes: int) -> int:
+    """Bytes of a page in host memory."""
+    return -(-page_bytes // HOST_ALIGN) * HOST_ALIGN

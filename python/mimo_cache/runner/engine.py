@@ -4,6 +4,9 @@ A step opens waiting requests, gives running ones slots (one token for each that
 step's token budget lasts), fills the page tables, runs the cache's plan, the trunk, samples, writes the MTP rows that
 became final, and commits. It holds no cache logic: what to copy, rebuild, write and keep is the cache's plan. A CPU
 step has ended when its call returns, so it is retired at once.
+
+With a host tier, what it has of a prompt comes up while the first step of the request runs, layer by layer, and what
+was computed goes down after the step. Pages that do not come cost that request its part of the step, and are computed.
 """
 
 from __future__ import annotations
@@ -20,6 +23,7 @@ import numpy.typing as npt
 
 from mimo_cache import Key, OutOfPages, PrefixCache, Report, SequenceStateError, StepOrderError
 from mimo_cache.kernels.rows import MtpWork, Work
+from mimo_cache.tiers import Fetch, HostTier
 
 from .errors import RequestError
 from .model import Model
@@ -43,12 +47,16 @@ class Output:
 
 @dataclass(slots=True)
 class Tally:
-    """What steps cost. core_seconds: inside calls into the cache; step_seconds: whole steps."""
+    """What steps cost. fetched: tokens from the host tier, lost: those that did not come; wait_seconds: for their
+    layers; core_seconds: inside calls into the cache; step_seconds: whole steps."""
 
     steps: int = 0
     computed: int = 0
     copies: int = 0
     rebuilds: int = 0
+    fetched: int = 0
+    lost: int = 0
+    wait_seconds: float = 0.0
     core_seconds: float = 0.0
     step_seconds: float = 0.0
 
@@ -68,6 +76,9 @@ class Lane:
     committed: int = 0
     known: int = 0
     rows: int = 0
+    key: Key | None = None
+    store: bool = True
+    fetch: Fetch | None = None
     mtp_done: list[int] = field(default_factory=list)
 
     def final(self, head: int) -> int:
@@ -78,8 +89,16 @@ class Lane:
 class Engine:
     """Serves requests on one model and one cache. Not thread-safe."""
 
-    def __init__(self, model: Model, cache: PrefixCache, *, max_running: int = 8, max_step_tokens: int = 512) -> None:
-        self.model, self.cache = model, cache
+    def __init__(
+        self,
+        model: Model,
+        cache: PrefixCache,
+        *,
+        max_running: int = 8,
+        max_step_tokens: int = 512,
+        tier: HostTier | None = None,
+    ) -> None:
+        self.model, self.cache, self.tier = model, cache, tier
         self.max_running, self.max_step_tokens = max_running, max_step_tokens
         self.page, self.heads = cache.page_size, model.config.mtp_heads if model.mtp else 0
         self.waiting: deque[Lane] = deque()
@@ -138,7 +157,8 @@ class Engine:
         known[: len(ids)] = ids
         request = self.core(self.cache.request, known[: len(ids)], key=key, store=store)
         self.next_uid += 1
-        self.waiting.append(Lane(self.next_uid, known, len(ids), params, Sampler(params), request))
+        lane = Lane(self.next_uid, known, len(ids), params, Sampler(params), request, key=key, store=store)
+        self.waiting.append(lane)
         return self.next_uid
 
     def abort(self, uid: int) -> bool:
@@ -192,6 +212,8 @@ class Engine:
 
     def _lose(self, step: int, batch: list[Lane]) -> None:
         """Ends what a failed step leaves in doubt: sequences with rows or copies that may not be there."""
+        if self.tier is not None:
+            self.tier.cancel_fetches()
         for lane in [lane for lane in self.waiting if lane.request.opened]:
             self.waiting.remove(lane)
             if lane.seq is not None and lane not in self.running:
@@ -203,6 +225,9 @@ class Engine:
                     continue
                 lane.seq.abort()
             self.running.remove(lane)
+        for lane in self.running:
+            if lane.fetch is not None:
+                self._stand(lane)
         self.fresh.clear()
         with suppress(StepOrderError):  # it had not begun, or it was retired
             self.cache.retire(step)
@@ -212,6 +237,8 @@ class Engine:
         """Opens waiting requests in order; the refusal of one that can never be served."""
         while self.waiting and len(self.running) < self.max_running:
             lane = self.waiting[0]
+            if self.tier is not None and self.core(self.tier.awaits, lane.ids[: lane.prompt], lane.key):
+                return None  # what it needs is on its way for another one
             try:
                 lane.seq = self.core(lane.request.open, credit=lane.params.max_tokens)
             except OutOfPages as error:
@@ -220,13 +247,21 @@ class Engine:
                     self.refused = self.waiting.popleft().uid
                     return error
                 return None
-            lane.committed, lane.known = int(lane.seq.committed), lane.prompt
-            lane.mtp_done = [lane.final(k) for k in range(self.heads)]
+            lane.known = lane.prompt
+            if self.tier is not None:
+                lane.fetch = self.core(self.tier.fetch, lane.seq)
+            self._stand(lane)
             # In this order an interrupt finds it among those that wait, opened, or among those in doubt.
             self.fresh[lane.seq.id] = lane
             self.running.append(lane)
             self.waiting.popleft()
         return None
+
+    def _stand(self, lane: Lane) -> None:
+        """A lane stands where its sequence does, with or without what is on its way."""
+        lane.committed, lane.rows = int(lane.seq.committed), 0
+        lane.fetch = lane.fetch if lane.committed == getattr(lane.fetch, "end", None) else None
+        lane.mtp_done = [lane.final(k) for k in range(self.heads)]
 
     def _batch(self, batch: list[Lane]) -> None:
         """Adds the lanes that have slots for this step, decoding ones first."""
@@ -246,14 +281,25 @@ class Engine:
 
     def _execute(self, batch: list[Lane]) -> list[Output]:
         step, works = self.next_step, self._fill(batch)
+        fresh = [lane for lane in batch if lane.committed < lane.prompt]
         outputs = self._run(batch, works)
         self.core(self.cache.retire, step)
+        if self.tier is not None:
+            ended = {output.uid for output in outputs if output.finish}
+            computed = {lane.uid for lane in fresh if lane.committed >= lane.prompt}
+            for lane in batch:
+                if lane.store and lane.uid in ended | computed:
+                    self.core(self.tier.save, lane.ids[: lane.known], lane.key)
+            self.core(self.tier.poll)
         return outputs
 
     def _run(self, batch: list[Lane], works: list[Work]) -> list[Output]:
         """Trunk, sampling, MTP rows, commit; then ends what has ended."""
         with self.model.kernels.guard():
-            logits = self.model.forward(works)
+            fetches = [lane.fetch for lane in batch if lane.fetch is not None]
+            logits = self.model.forward(works, self._wait_for(fetches) if fetches else None)
+            if fetches:
+                batch, works, logits = self._arrived(batch, works, logits)
             now = time.perf_counter()
             outputs, computed, sampled = [], [], []
             mtp: list[MtpWork] = []
@@ -326,19 +372,57 @@ class Engine:
         return works
 
     def _carry_out(self, plan: Any) -> None:
-        """Page copies in order, then MTP rows from the hidden states stored beside them."""
+        """Page copies in order, then rebuilds."""
         self.model.pools.copy(self.model.kernels, plan.copies)
+        self._rebuild(plan.rebuilds, self.fresh)
+        self.tally.copies += len(plan.copies)
+
+    def _wait_for(self, fetches: list[Fetch]) -> Callable[[int], None]:
+        """Waits for a layer of all of them. One that fails leaves garbage that only its own request reads."""
+
+        def wait(layer: int) -> None:
+            begin = time.perf_counter()
+            for fetch in fetches:
+                fetch.wait_layer(layer)
+            self.tally.wait_seconds += time.perf_counter() - begin
+
+        return wait
+
+    def _arrived(self, batch: list[Lane], works: list[Work], logits: list[Any]) -> tuple[Any, Any, Any]:
+        """Ends the fetches of a step; those whose pages did not come leave it, to compute them in the next ones."""
+        assert self.tier is not None
+        kept = []
+        for i, lane in enumerate(batch):
+            fetch, lane.fetch = lane.fetch, None
+            if fetch is None:
+                kept.append(i)
+                continue
+            begin = time.perf_counter()
+            there = fetch.wait()
+            self.tally.wait_seconds += time.perf_counter() - begin
+            if there:
+                self._rebuild(fetch.rebuilds, {lane.seq.id: lane})
+            tokens = fetch.end - fetch.start
+            if self.core(self.tier.finish, fetch):
+                self.tally.fetched += tokens
+                kept.append(i)
+            else:
+                self.tally.lost += tokens
+                self._stand(lane)
+        return tuple([of[i] for i in kept] for of in (batch, works, logits))  # type: ignore[return-value]
+
+    def _rebuild(self, rebuilds: Any, lanes: dict[int, Lane]) -> None:
+        """MTP rows from the hidden states stored beside them."""
         works = []
-        for seq, page, start, end in plan.rebuilds:
-            lane = self.fresh[seq]
+        for seq, page, start, end in rebuilds:
+            lane = lanes[seq]
             ends = [max(start, min(end, lane.known - k - 1)) for k in range(self.heads)]
             pages = np.array([page], np.int64)
             works.append(MtpWork([start] * self.heads, ends, 0, lane.ids[: lane.known], start // self.page, pages))
         if works:
             with self.model.kernels.guard():
                 self.model.write_mtp(works)
-        self.tally.copies += len(plan.copies)
-        self.tally.rebuilds += len(plan.rebuilds)
+        self.tally.rebuilds += len(works)
 
     def _output(self, lane: Lane, token: int, logits: Any, now: float) -> Output:
         params, config = lane.params, self.model.config

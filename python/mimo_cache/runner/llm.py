@@ -16,6 +16,7 @@ from mimo_cache.kernels import get
 from mimo_cache.kernels.contract import Shape
 from mimo_cache.models import ModelConfig, load
 from mimo_cache.models.errors import need
+from mimo_cache.tiers import HostTier
 
 from . import budget
 from .engine import Engine, Output
@@ -67,6 +68,8 @@ class LLM:
     - `retention`, `policy`: as for `PrefixCache`; by default with the ends of answers, which the
       next turn repeats.
     - `max_running`: sequences in one step; `max_step_tokens`: their rows, which bounds a prefill chunk.
+    - `host_memory`: bytes of a host tier below the device's pools (docs/tiers.md), by default none; `host_write`: when
+      prefixes go down to it, "through" or "hit<n>".
     - `dtype`: of weights and KV, by default float32 on the CPU and the config's elsewhere.
 
     Raises what `mimo_cache.models.load` raises, `RequestError`, and `UnknownBackend`. Threads may share
@@ -87,6 +90,8 @@ class LLM:
         policy: str = _core.DEFAULT_POLICY,
         max_running: int = 8,
         max_step_tokens: int = 512,
+        host_memory: str | int | None = None,
+        host_write: str = "hit1",
         mtp: bool = True,
         dtype: str | None = None,
         device: str = "cpu",
@@ -151,7 +156,19 @@ class LLM:
             device=device,
         )
         model = Model(config, weights, kernels_class(shape), pools)
-        self.engine = Engine(model, self.cache, max_running=max_running, max_step_tokens=max_step_tokens)
+        self.tier = None
+        if host_memory is not None:
+            below = budget.below(self.geometry, budget.parse_bytes(host_memory))
+            self.tier = HostTier(
+                self.cache,
+                pools.layout(config.layer_kinds),
+                full_pages=below.full_pages,
+                swa_pages=below.swa_pages,
+                write=host_write,
+            )
+        self.engine = Engine(
+            model, self.cache, max_running=max_running, max_step_tokens=max_step_tokens, tier=self.tier
+        )
         self._turn = threading.RLock()
         """Held for a step and for handing out its tokens: threads take turns."""
         self._boxes: dict[int, deque[Output]] = {}

@@ -17,6 +17,7 @@ import torch
 
 from mimo_cache.kernels import Kernels
 from mimo_cache.models.config import ModelConfig
+from mimo_cache.tiers import DeviceLayout, device_layout
 
 from .errors import RequestError
 
@@ -67,6 +68,24 @@ class Pools:
             said = " ".join(str(error).split())[:200]
             raise RequestError(f"{what}, which {device} does not give ({said})") from error
         return cls(page_size, full_k, full_v, swa_k, swa_v, hidden, swa_layers)
+
+    def layout(self, kinds: Sequence[str]) -> DeviceLayout:
+        """Where a page's bytes lie, layer by layer, for copies to and from host memory. kinds: "full" or "swa" of each
+        trunk layer; MTP heads and hidden states come after the last one. CPU tensors only."""
+        full, swa = [], []
+        rows = {"full": 0, "swa": 0}
+        for layer, kind in enumerate(kinds):
+            row = rows[kind]
+            rows[kind] += 1
+            if kind == "full":
+                full += [(self.full_k[row], layer), (self.full_v[row], layer)]
+            else:
+                swa += [(self.swa_k[row], layer), (self.swa_v[row], layer)]
+        for row in range(self.swa_layers, len(self.swa_k)):
+            swa += [(self.swa_k[row], len(kinds)), (self.swa_v[row], len(kinds))]
+        if self.swa_k.shape[1] > 1:
+            swa.append((self.hidden, len(kinds)))
+        return device_layout(full=full, swa=swa if self.swa_k.shape[1] > 1 else [])
 
     @property
     def nbytes(self) -> int:

@@ -8,7 +8,7 @@ sequences; how rows are grouped into calls is the backend's choice.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -78,14 +78,15 @@ class Model:
     # --- trunk ----------------------------------------------------------------------------------------------------
 
     @torch.inference_mode()
-    def forward(self, works: Sequence[Work]) -> list[Any]:
+    def forward(self, works: Sequence[Work], ready: Callable[[int], None] | None = None) -> list[Any]:
         """Runs the trunk over a step's rows: writes KV and hidden states, returns logits.
 
-        One tensor [works[i].logits, vocab] in fp32 for each of `works`, of its last rows.
+        One tensor [works[i].logits, vocab] in fp32 for each of `works`, of its last rows. ready: called with a layer's
+        number right before its attention, which may read pages that are still being loaded before the call.
         """
         found: list[list[Any]] = [[] for _ in works]
         for rows in self.kernels.cut(works):
-            hidden = self._trunk(rows)
+            hidden = self._trunk(rows, ready)
             if rows.wanted:
                 if self.kernels.bit_exact:  # the same rows in the same places, whatever is wanted
                     logits = F.linear(hidden, self.lm_head)
@@ -99,7 +100,7 @@ class Model:
         empty = torch.empty(0, self.config.vocab_size)
         return [torch.stack(f).float() if f else empty for f in found]
 
-    def _trunk(self, rows: Rows) -> Any:
+    def _trunk(self, rows: Rows, ready: Callable[[int], None] | None) -> Any:
         """Hidden states after the last norm [N, hidden], stored beside the SWA pages."""
         device = self.device
         positions = torch.from_numpy(rows.positions).to(device)
@@ -109,8 +110,10 @@ class Model:
         }
         rope = {kind: self._rope_rows(kind, positions) for kind in set(self.config.layer_kinds)}
         x = self.embed[torch.from_numpy(rows.ids).to(device)]
-        for layer in self.layers:
+        for number, layer in enumerate(self.layers):
             group = layer.attention.group
+            if ready is not None:
+                ready(number)
             x = self._block(x, layer, rows, slots[group], rope[group])
         hidden = self._rms(x, self.norm)
         if self.pools.hidden.shape[0] > 1:

@@ -7,12 +7,23 @@
         for layer in job.layers:
             tensors = job.layer(layer)  # waits until the layer's pages are there
 
-This side moves bytes and decides nothing: which page goes where comes in as page ids. Copies run on threads of the
-copier without the GIL; every wait releases it. Needs Linux.
+That side moves bytes and decides nothing: which page goes where comes in as page ids. Copies run on threads of the
+copier without the GIL; every wait releases it. `TierPlanner` decides and moves nothing, and `HostTier` puts both below
+a `PrefixCache`, as an engine uses them (docs/tiers.md). Needs Linux.
 """
 
-from mimo_cache._core import CopyJob, DeviceLayout, HostRegion, KvCopier
+from mimo_cache._core import (
+    CopyJob,
+    DeviceLayout,
+    HostRegion,
+    KvCopier,
+    TierFetch,
+    TierPlanner,
+    TierSave,
+    TierStats,
+)
 from mimo_cache.tiers.errors import CopierClosed, CopyBusy, CopyCancelled, CopyFailed, CudaError, HostMemoryError
+from mimo_cache.tiers.host import Fetch, HostTier
 from mimo_cache.tiers.layout import device_layout
 
 __all__ = [
@@ -23,8 +34,14 @@ __all__ = [
     "CopyJob",
     "CudaError",
     "DeviceLayout",
+    "Fetch",
     "HostMemoryError",
     "HostRegion",
+    "HostTier",
     "KvCopier",
+    "TierFetch",
+    "TierPlanner",
+    "TierSave",
+    "TierStats",
     "device_layout",
 ]

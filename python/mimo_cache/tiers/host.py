@@ -1,14 +1,15 @@
 """`HostTier`: a cache with host memory below it, as an engine uses it.
 
-The planner decides which pages move, under the cache's lock; the copier moves them on threads of its own. This file puts
-the two together: a move that the planner asks for is submitted, and told to be over when its job is, whatever became
-of it. A move that fails is a miss, never an exception.
+The planner decides which pages move, under the cache's lock; the copier moves them on threads of its own. This file
+puts the two together: a move that the planner asks for is submitted, and told to be over when its job is, whatever
+became of it. A move that fails is a miss, never an exception.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
+import numpy as np
 import numpy.typing as npt
 
 from mimo_cache._core import (
@@ -27,6 +28,7 @@ from mimo_cache.tiers.errors import CopierClosed, CopyBusy, CopyCancelled, CopyF
 
 __all__ = ["Fetch", "HostTier"]
 
+Tokens: TypeAlias = list[int] | npt.NDArray[np.integer[Any]]
 MULTIPLE = 4
 """Host pages for each device page, where the caller does not say (production advice: 3 to 5)."""
 
@@ -84,7 +86,7 @@ class HostTier:
         write: str = "hit1",
         threads: int = 1,
         max_saving: int = 4096,
-        hugepages: str = "auto",
+        hugepages: Literal["auto", "off"] = "auto",
     ) -> None:
         full = MULTIPLE * cache.full_pages if full_pages is None else full_pages
         swa = MULTIPLE * cache.swa_pages if swa_pages is None else swa_pages
@@ -96,7 +98,7 @@ class HostTier:
 
     # --- up -------------------------------------------------------------------------------------------------------
 
-    def awaits(self, tokens: npt.ArrayLike, key: Key | None = None, spans: Any = None) -> bool:
+    def awaits(self, tokens: Tokens, key: Key | None = None, spans: Any = None) -> bool:
         """A fetch on its way brings up more of this prompt than the cache has now: opened after it, the prompt needs no
         fetch of its own."""
         return bool(self._fetches) and self.planner.awaits(tokens, key, spans) is not None
@@ -138,7 +140,7 @@ class HostTier:
 
     # --- down -----------------------------------------------------------------------------------------------------
 
-    def save(self, tokens: npt.ArrayLike, key: Key | None = None, spans: Any = None, tenant: int = 0) -> int:
+    def save(self, tokens: Tokens, key: Key | None = None, spans: Any = None, tenant: int = 0) -> int:
         """Begins to write down what the cache has of a prefix and the write policy wants. To be called when a prompt is
         computed and when its sequence ends, after the steps that wrote its pages are retired. Returns the pages."""
         pages = 0
@@ -177,7 +179,7 @@ class HostTier:
     @property
     def nbytes(self) -> int:
         """Bytes of host memory."""
-        return self.region.nbytes
+        return self.region.bytes
 
     def stats(self) -> TierStats:
         """Counters of the moves."""
