@@ -1203,8 +1203,8 @@ class TierPlanner:
     def fetch(self, seq: Sequence) -> TierFetch | None:
         """What the host tier has for an open sequence beyond what it started from. The sequence stands at
         `TierFetch.end` at once: it may reserve and be filled, and commit after `fetched`. `None`: there is nothing
-        more, or no room for it. Raises `SequenceStateError` for a sequence that has reserved slots, waits for a fetch, is
-        parked or has ended.
+        more, or no room for it. Raises `SequenceStateError` for a sequence that has reserved slots, waits for a fetch,
+        is parked or has ended.
         """
     def fetched(self, id: SupportsIndex, ok: bool) -> bool:
         """A fetch is over. `ok`: its bytes are there and its rebuilds were run; else nothing of it is written any more,

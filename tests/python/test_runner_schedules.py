@@ -2,10 +2,11 @@
 
 A schedule has several sequences at once, prompts that continue or branch off older ones, pools so small that pages are
 evicted and requests wait, aborts at every stage, steps that are interrupted, chunks of any size, greedy and seeded
-completions. Pools are full of NaN wherever nothing may be read, freed pages included (`watched.py`). In the reference
-backend tokens, bits of logits, and every row that a step reads (KV of both groups, hidden states, MTP rows) are those
-of the same request alone in an empty cache. In the torch backend rows and logits are within 1e-4 and tokens are equal,
-up to the first place where the two largest logits are closer than that.
+completions; with `below`, a host tier under the pools whose copies fail now and then. Pools are full of NaN wherever
+nothing may be read, freed pages included (`watched.py`). In the reference backend tokens, bits of logits, and every row
+that a step reads (KV of both groups, hidden states, MTP rows) are those of the same request alone in an empty cache. In
+the torch backend rows and logits are within 1e-4 and tokens are equal, up to the first place where the two largest
+logits are closer than that.
 
 500 schedules, about four minutes on one free core:
 
@@ -24,10 +25,11 @@ import numpy as np
 import pytest
 import torch
 
-from mimo_cache import OutOfPages
+from mimo_cache import OutOfPages, PrefixCache
 from mimo_cache.models.config import ModelConfig
 from mimo_cache.models.weights import ModelWeights
-from mimo_cache.runner import Engine, SamplingParams
+from mimo_cache.runner import Engine, Pools, SamplingParams
+from mimo_cache.tiers import Fetch, HostTier
 from small_models import Sizes, config, parts, shape, weights
 from watched import Alone, Record, Told, Watched
 
@@ -58,12 +60,44 @@ def model(window: int, heads: int, kinds: str) -> tuple[ModelConfig, ModelWeight
     return made, weights(made)
 
 
+class Shaky(HostTier):
+    """A host tier whose copies fail now and then, and whose memory holds NaN before it holds anything."""
+
+    def __init__(self, source: np.random.Generator, cache: PrefixCache, layout: Any, **sizes: Any) -> None:
+        super().__init__(cache, layout, **sizes)
+        self.source = source
+        for group, pages in (("full", sizes["full_pages"]), ("swa", sizes["swa_pages"])):
+            for page in range(1, pages + 1):
+                view = self.region.page(group, page, writable=True)  # type: ignore[arg-type]
+                view[:] = b"\xff" * len(view)
+
+    def fetch(self, seq: Any) -> Fetch | None:
+        fetch = super().fetch(seq)
+        if fetch is not None and self.source.random() < 0.15:
+            fetch.cancel()
+        return fetch
+
+    def finish(self, fetch: Fetch, ok: bool = True) -> bool:
+        return super().finish(fetch, ok and self.source.random() < 0.9)
+
+    def save(self, tokens: Any, key: Any = None, spans: Any = None, tenant: int = 0) -> int:
+        pages = super().save(tokens, key, spans, tenant)
+        for job in self._saves.values():
+            if self.source.random() < 0.1:
+                job.cancel()
+        if self.source.random() < 0.5:
+            self.drain()
+        self.check_integrity()
+        return pages
+
+
 @dataclass
 class Plan:
     """What a schedule is made of, drawn from its number."""
 
     number: int
     backend: str
+    below: bool = False
     source: np.random.Generator = field(init=False)
 
     def __post_init__(self) -> None:
@@ -90,7 +124,18 @@ class Plan:
         model_, cache_ = parts(made, drawn, self.backend, self.page, sizes, retention=self.retention)
         if alone:
             return cls(model_, cache_, max_running=1, max_step_tokens=LONGEST)
-        return cls(model_, cache_, max_running=self.running, max_step_tokens=self.chunk)
+        tier = self.tier(made, model_.pools, cache_) if self.below else None
+        return cls(model_, cache_, max_running=self.running, max_step_tokens=self.chunk, tier=tier)
+
+    def tier(self, made: ModelConfig, pools: Pools, cache: PrefixCache) -> Shaky:
+        """Host memory for a few stories, or for many."""
+        source = np.random.default_rng(1_000_000 + self.number)
+        window = -(-(self.window + 2 * self.heads + 1) // self.page) + 2
+        full = int(source.choice([4, 12, 60])) if "f" in self.kinds else 0
+        swa = 2 * window + int(source.choice([2, 10, 60])) if "s" in self.kinds else 0
+        layout = pools.layout(made.layer_kinds)
+        write, most = str(source.choice(["through", "hit1"])), int(source.choice([3, 100]))
+        return Shaky(source, cache, layout, full_pages=full, swa_pages=swa, write=write, max_saving=most)
 
 
 class Fault(Exception):
@@ -126,6 +171,15 @@ class Schedule:
             assert (pool.private, pool.quarantined, pool.leased, pool.promised, pool.scratch_used) == (0, 0, 0, 0, 0)
             assert pool.free + pool.cached == pool.total
         assert stats.open_sequences == 0
+        if self.engine.tier is not None:
+            self.engine.tier.drain()
+            self.engine.tier.check_integrity()
+            moved, host = self.engine.tier.stats(), self.engine.tier.planner.host_stats()
+            assert (moved.fetching, moved.saving_pages) == (0, 0)
+            for pool in (host.full, host.swa):
+                assert (pool.private, pool.quarantined, pool.leased) == (0, 0, 0)
+            for name in ("fetched_tokens", "fetches_failed", "saves", "saves_failed", "saved_swa"):
+                self.counts[name] = getattr(moved, name)
         self.counts["hits"] = stats.hit_tokens
         self.counts["rebuilds"] = self.engine.tally.rebuilds
 
@@ -240,19 +294,21 @@ def numbers(backend: str) -> list[int]:
     return [n for n in range(COUNT) if (n % 3 == 2) == (backend == "torch")]
 
 
-@pytest.mark.parametrize("backend", ["reference", "torch"])
-def test_cached_is_uncached(backend: str) -> None:
+@pytest.mark.parametrize(
+    ("backend", "below"), [("reference", False), ("torch", False), ("reference", True), ("torch", True)]
+)
+def test_cached_is_uncached(backend: str, below: bool) -> None:
     total: dict[str, int] = {}
     for number in numbers(backend):
-        schedule = Schedule(Plan(number, backend))
+        schedule = Schedule(Plan(number, backend, below))
         try:
             schedule.run()
         except BaseException as error:
-            error.add_note(f"MIMO_SCHEDULE={number}, {backend}: {vars(schedule.plan)}")
+            error.add_note(f"MIMO_SCHEDULE={number}, {backend}, below={below}: {vars(schedule.plan)}")
             raise
         for name, count in schedule.counts.items():
             total[name] = total.get(name, 0) + count
         total["rows"] = total.get("rows", 0) + schedule.engine.compared
     if ONLY is None:
         assert all(total.values()), f"something never happened: {total}"
-    print(backend, total)
+    print(backend, below, total)

@@ -253,6 +253,8 @@ class Watched(Rows):
         """Checks the cache, and overwrites every page that neither a sequence nor the tree holds."""
         self.cache.check_integrity()
         self._see()
+        if any(lane.fetch is not None for lane in self.running):
+            return  # the window that such a lane may go back to is in no table
         held: dict[str, set[int]] = {"full": set(), "swa": set()}
         for lane in self.running:
             for group in self.groups:
