@@ -168,7 +168,7 @@ impl Cache {
     }
 
     /// Checkpoints on the path of these tokens at boundaries above `above` tokens, shallow first; at most `most`, the
-    /// deepest.
+    /// deepest. Without windows there are none, and the last boundary stands for all.
     pub fn boundaries(
         &self,
         tokens: &[u32],
@@ -178,6 +178,13 @@ impl Cache {
         most: usize,
     ) -> Result<Vec<Boundary>> {
         let Some((_, place)) = self.find_prefix(tokens, key, spans)? else { return Ok(Vec::new()) };
+        if self.tree.need == 0 {
+            // Every boundary is resumable; the last one has all others along.
+            let (at, node) = (u64::from(place.depth) * self.page(), &self.tree.nodes[place.node]);
+            let hits = u16::from(node.uses).saturating_sub(u16::from(!node.is_leased()));
+            let last = Boundary { at, kinds: kind::PROMPT_END, hits, pages: 0 };
+            return Ok(if at > above && most > 0 { vec![last] } else { Vec::new() });
+        }
         let mut out = Vec::new();
         let mut at = place.node;
         while at != NIL && out.len() < most {

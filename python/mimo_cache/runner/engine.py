@@ -242,6 +242,8 @@ class Engine:
             try:
                 lane.seq = self.core(lane.request.open, credit=lane.params.max_tokens)
             except OutOfPages as error:
+                if not self.running and self.tier is not None and self.core(self.tier.drain):
+                    continue  # pages on their way down were leased until now
                 # With nothing running, nothing will be given back: waiting would never end.
                 if error.needed > error.most or not self.running:
                     self.refused = self.waiting.popleft().uid
@@ -439,3 +441,6 @@ class Engine:
         self.running.remove(lane)
         self.fresh.pop(lane.seq.id, None)
         self.core(call)
+        if lane.fetch is not None and self.tier is not None:
+            self.core(self.tier.finish, lane.fetch, ok=False)
+            lane.fetch = None

@@ -161,10 +161,12 @@ class HostTier:
             if job.done():
                 self._end(number, job)
 
-    def drain(self) -> None:
-        """Waits for all copies down."""
-        for number, job in list(self._saves.items()):
+    def drain(self) -> bool:
+        """Waits for all copies down, whose pages are leased until then. False: there was none."""
+        saves = list(self._saves.items())
+        for number, job in saves:
             self._end(number, job)
+        return bool(saves)
 
     def _end(self, number: int, job: CopyJob) -> None:
         try:
