@@ -75,6 +75,7 @@ fn main() {
                             skip_bad: false,
                             service: None,
                             samples: 0,
+                            host: None,
                         };
                         let path = Path::new(&folder).join(format!("{name}.jsonl.gz"));
                         match run(&path, &options, |_| true) {

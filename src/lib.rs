@@ -27,7 +27,6 @@ pub mod rpc;
 #[cfg(all(feature = "gcache", target_os = "linux"))]
 pub mod shm;
 pub mod sync;
-#[cfg(target_os = "linux")]
 pub mod tier;
 pub mod tree;
 

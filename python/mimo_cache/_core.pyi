@@ -1191,7 +1191,7 @@ class TierPlanner:
         *,
         full_pages: SupportsIndex = 0,
         swa_pages: SupportsIndex = 0,
-        write: str = "hit1",
+        write: str = "through",
         max_saving: SupportsIndex = 4096,
     ) -> TierPlanner: ...
     def usable(self, tokens: _Tokens, key: Key | None = None, spans: _Spans | None = None) -> int:
@@ -1395,6 +1395,8 @@ def replay(
     samples: SupportsIndex = 0,
     prefill_rate: float | None = None,
     decode_rate: float = 50.0,
+    host: float | None = None,
+    host_write: str = "through",
     progress: Callable[[int, int, int, int], object] | None = None,
 ) -> dict[str, Any]:
     """Replays a trace and returns what it found as numbers; `misses` is a dict of tokens by cause.
@@ -1404,7 +1406,8 @@ def replay(
     start, the memory is cut into about `split_chunks` chunks (2 to 2,048; small pools have fewer), and the key `split`
     says where they went. `skip_bad`: lines that cannot be used are counted and passed over. `samples`: points in time
     of the result's `samples`. With `prefill_rate` (tokens a second) requests overlap, and each stays open until its
-    output has come at `decode_rate`. `docs/cli.md` names every key.
+    output has come at `decode_rate`. `host`: pages of a host tier below, as a multiple of the cache's; prefixes go down
+    to it by `host_write`, moves take no time, and the key `host` says what moved. `docs/cli.md` names every key.
     """
 
 def crc32c(data: _Buffer, value: SupportsIndex = 0) -> int:

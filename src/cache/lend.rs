@@ -101,10 +101,22 @@ impl Cache {
         Ok(Some(Lent { id, full, swa: pages, records }))
     }
 
-    /// Key of the page that ends at boundary `end` (in pages), 1 or more, on the path of these tokens.
-    pub fn page_key(&self, tokens: &[u32], key: &Key, spans: &[Span], end: u64) -> Result<Option<PageKey>> {
+    /// Keys of the pages up to boundary `end` (in pages), 1 or more, on the path of these tokens, as the tree has them.
+    pub(crate) fn path_keys(
+        &self,
+        tokens: &[u32],
+        key: &Key,
+        spans: &[Span],
+        end: u64,
+    ) -> Result<Option<(PageKey, Vec<PageKey>)>> {
         let found = self.find_prefix(tokens, key, spans)?.filter(|(_, place)| end <= u64::from(place.depth));
-        Ok(found.map(|(_, place)| *self.tree.slots.key(self.tree.slot_above(place.node, end as u32 - 1))))
+        let Some((root, place)) = found else { return Ok(None) };
+        let mut keys = vec![[0; 32]; end as usize];
+        self.tree.path_back(place.node, 0, end as u32, |page, slot| {
+            keys[page as usize] = *self.tree.slots.key(slot);
+            true
+        });
+        Ok(Some((self.tree.roots[root].key, keys)))
     }
 
     /// Where a sequence stands, for the tier below; `None` while it is inside a page, and when its namespace is not the one

@@ -5,7 +5,10 @@ use crate::cache::Misses;
 use crate::error::{Error, Result};
 use crate::policy::{PolicyKind, Retention};
 use crate::replay::split::{CHUNKS, Split, SplitOutcome};
-use crate::replay::{Capacity, KvBytes, MAX_CHUNK, MAX_SAMPLES, Options, Outcome, Progress, Sample, Service, run};
+use crate::replay::{
+    Capacity, HostOptions, KvBytes, MAX_CHUNK, MAX_SAMPLES, Options, Outcome, Progress, Sample, Service, run,
+};
+use crate::tier::{TierConfig, TierStats, Write};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList, PyTuple};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -14,6 +17,8 @@ use std::time::{Duration, Instant};
 
 /// Time between two calls of the progress function.
 const BEAT: Duration = Duration::from_millis(100);
+/// When prefixes go down to a host tier.
+const HOST_WRITE: &str = "through";
 /// Output tokens per second of a request when none are named.
 const DEFAULT_DECODE: f64 = 50.0;
 
@@ -39,6 +44,8 @@ pub(super) struct Given<'a, 'py> {
     pub(super) seed: Option<&'a Bound<'py, PyAny>>,
     pub(super) skip_bad: Option<&'a Bound<'py, PyAny>>,
     pub(super) samples: Option<&'a Bound<'py, PyAny>>,
+    pub(super) host: Option<&'a Bound<'py, PyAny>>,
+    pub(super) host_write: Option<&'a Bound<'py, PyAny>>,
     pub(super) prefill_rate: Option<&'a Bound<'py, PyAny>>,
     pub(super) decode_rate: Option<&'a Bound<'py, PyAny>>,
 }
@@ -53,6 +60,8 @@ impl Given<'_, '_> {
         let share = number(self.swa_share, "swa_share")?;
         let prefill = number(self.prefill_rate, "prefill_rate")?;
         let decode = number(self.decode_rate, "decode_rate")?;
+        let host = number(self.host, "host")?;
+        let host_write = args::text(self.host_write, HOST_WRITE, "host_write")?;
         let model = args::text(Some(self.model), "", "model")?;
         let capacity = args::text(Some(self.capacity), "", "capacity")?;
         let split = args::text(self.split, "fixed", "split")?;
@@ -80,6 +89,10 @@ impl Given<'_, '_> {
                 skip_bad,
                 service: prefill.map(|prefill| Service { prefill, decode: decode.unwrap_or(DEFAULT_DECODE) }),
                 samples,
+                host: match host {
+                    Some(ratio) => Some(HostOptions { ratio, write: Write::parse(&host_write)? }),
+                    None => None,
+                },
             })
         })()
         .map_err(|e| errors::to_py(py, e))
@@ -140,14 +153,16 @@ pub(super) fn released<T: Send>(
 /// `split_chunks` chunks (2 to 2,048; small pools have fewer), and the key `split` says where they went.
 /// `skip_bad`: lines that cannot be used are counted and passed over. `samples`: points in time of the result's
 /// `samples`. With `prefill_rate` (tokens per second) requests overlap, and each stays open until its
-/// output has come at `decode_rate`.
+/// output has come at `decode_rate`. `host`: pages of a host tier below, as a multiple of the cache's; prefixes go down to
+/// it by `host_write`, moves take no time, and the key `host` says what moved.
 #[pyfunction]
 #[pyo3(signature = (trace, *, model, capacity, swa_share=None, split=None, split_chunks=None, retention=None,
     policy=None, page_size=None, chunk=None, seed=None, skip_bad=None, samples=None, prefill_rate=None, decode_rate=None,
-    progress=None))]
+    host=None, host_write=None, progress=None))]
 #[pyo3(text_signature = "(trace, *, model, capacity, swa_share=None, split='fixed', split_chunks=64, \
     retention='prompt_end+branch+sup2+stride8192+dense2048:4096', policy='hit_density', \
-    page_size=64, chunk=8192, seed=0, skip_bad=False, samples=0, prefill_rate=None, decode_rate=50.0, progress=None)")]
+    page_size=64, chunk=8192, seed=0, skip_bad=False, samples=0, prefill_rate=None, decode_rate=50.0, host=None, \
+    host_write='through', progress=None)")]
 #[allow(clippy::too_many_arguments)]
 fn replay<'py>(
     py: Python<'py>,
@@ -166,6 +181,8 @@ fn replay<'py>(
     samples: Option<&Bound<'py, PyAny>>,
     prefill_rate: Option<&Bound<'py, PyAny>>,
     decode_rate: Option<&Bound<'py, PyAny>>,
+    host: Option<&Bound<'py, PyAny>>,
+    host_write: Option<&Bound<'py, PyAny>>,
     progress: Option<Py<PyAny>>,
 ) -> PyResult<Bound<'py, PyDict>> {
     let path = path_of(trace)?;
@@ -184,6 +201,8 @@ fn replay<'py>(
         samples,
         prefill_rate,
         decode_rate,
+        host,
+        host_write,
     };
     let options = given.options(py)?;
     let outcome = released(py, progress, |beat| run(&path, &options, |now| beat((now.total > 0).then_some(now))))?;
@@ -222,6 +241,7 @@ fn to_dict<'py>(py: Python<'py>, options: &Options, outcome: &Outcome) -> PyResu
     out.set_item("most_open", outcome.most_open)?;
     out.set_item("waited_ms", outcome.waited_ms)?;
     out.set_item("seconds", outcome.seconds)?;
+    out.set_item("host", outcome.host.as_ref().map(|(config, stats)| host_dict(py, config, stats)).transpose()?)?;
     out.set_item("split", outcome.split.as_ref().map(|split| split_dict(py, split)).transpose()?)?;
     if !outcome.samples.is_empty() {
         let samples = outcome.samples.iter().map(|s| sample(py, s)).collect::<PyResult<Vec<_>>>()?;
@@ -245,6 +265,22 @@ fn split_dict<'py>(py: Python<'py>, split: &SplitOutcome) -> PyResult<Bound<'py,
     out.set_item("to_swa", split.stats.to_swa)?;
     out.set_item("full_relocated", split.stats.full_relocated)?;
     out.set_item("swa_relocated", split.stats.swa_relocated)?;
+    Ok(out)
+}
+
+/// A host tier and what it moved.
+fn host_dict<'py>(py: Python<'py>, config: &TierConfig, stats: &TierStats) -> PyResult<Bound<'py, PyDict>> {
+    let out = PyDict::new(py);
+    out.set_item("full_pages", config.full_pages)?;
+    out.set_item("swa_pages", config.swa_pages)?;
+    out.set_item("fetches", stats.fetches)?;
+    out.set_item("fetched_tokens", stats.fetched_tokens)?;
+    out.set_item("fetched_full", stats.fetched_full)?;
+    out.set_item("fetched_swa", stats.fetched_swa)?;
+    out.set_item("saves", stats.saves)?;
+    out.set_item("saved_full", stats.saved_full)?;
+    out.set_item("saved_swa", stats.saved_swa)?;
+    out.set_item("no_room", stats.no_room_below)?;
     Ok(out)
 }
 

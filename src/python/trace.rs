@@ -111,6 +111,8 @@ fn explain_trace<'py>(
         seed,
         skip_bad,
         samples: None,
+        host: None,
+        host_write: None,
         prefill_rate,
         decode_rate,
     };

@@ -29,6 +29,6 @@ pub use optimum::{Optimum, Reuse};
 pub use run::explain::{Lost, MAX_STORIES, Seen, Story, Which, Who, explain, explain_from};
 pub use run::outcome::{MAX_SAMPLES, Outcome, Progress, Sample, Totals};
 pub use run::overlap::Service;
-pub use run::{MAX_CHUNK, Options, run, run_from, scan};
+pub use run::{HostOptions, MAX_CHUNK, Options, run, run_from, scan};
 pub use split::{Split, SplitOutcome};
 pub use trace::{Header, Line, Skipped, TraceReader, TraceRequest};

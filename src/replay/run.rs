@@ -3,12 +3,14 @@
 use crate::cache::types::{CacheConfig, FillOut, Misses, Report, RequestOptions};
 use crate::cache::{Cache, MAX_TOKENS, SeqId};
 use crate::error::{Error, Result};
+use crate::key::Key;
 use crate::policy::{PolicyKind, Retention};
 use crate::replay::capacity::{Capacity, KvBytes, Pools};
 use crate::replay::keys::KeyBook;
 use crate::replay::split::{self, Carved, Split, Watch};
 use crate::replay::tokens;
 use crate::replay::trace::{Line, Skipped, TraceReader, TraceRequest};
+use crate::tier::{Prefix, TierConfig, Tiers, Write};
 use std::path::Path;
 use std::time::Instant;
 
@@ -52,8 +54,19 @@ pub struct Options {
     pub skip_bad: bool,
     /// How fast requests are served, so that they overlap; `None`: one after another, each at its arrival and at once.
     pub service: Option<Service>,
+    /// A host tier below the cache.
+    pub host: Option<HostOptions>,
     /// Points in time that [`Outcome::samples`] shows, evenly spread over the requests; 0 for none.
     pub samples: u32,
+}
+
+/// A host tier below the replayed cache. Moves take no time and never fail.
+#[derive(Debug, Clone, Copy, PartialEq)]
+pub struct HostOptions {
+    /// Pages of each of its pools, as a multiple of the cache's.
+    pub ratio: f64,
+    /// When prefixes go down.
+    pub write: Write,
 }
 
 /// The first pass: reads all of a trace, checks its ids and counts. `progress` is called now and then; `None` when it
@@ -156,6 +169,7 @@ pub fn run_from(
         full_evicted: stats.full_evicted,
         checkpoints_evicted: stats.checkpoints_evicted,
         split: engine.watch.map(|watch| watch.outcome(&stats.split)),
+        host: engine.host.map(|host| (host.config().clone(), host.stats())),
         seconds,
         samples,
         most_open: engine.clock.as_ref().map_or(1, |c| c.most_open as u64),
@@ -203,6 +217,14 @@ fn check(options: &Options) -> Result<()> {
     if !page.is_power_of_two() || !(2..=1024).contains(&page) {
         return Err(Error::invalid("page size", page, "a power of two from 2 to 1024"));
     }
+    if let Some(HostOptions { ratio, .. }) = options.host {
+        if !(0.01..=1e6).contains(&ratio) {
+            return Err(Error::invalid("host ratio", ratio, "0.01 to 1000000 times the cache"));
+        }
+        if options.service.is_some() {
+            return Err(Error::invalid("host ratio", ratio, "none for requests that overlap"));
+        }
+    }
     if options.chunk < page || options.chunk > 1 << 24 {
         return Err(Error::invalid(
             "chunk",
@@ -211,6 +233,14 @@ fn check(options: &Options) -> Result<()> {
         ));
     }
     Ok(())
+}
+
+impl HostOptions {
+    fn below(&self, cache: &Cache, pools: &Pools) -> Result<Tiers> {
+        let pages = |pages: u32| (f64::from(pages) * self.ratio).min(f64::from(1 << 30)) as u32;
+        let (full_pages, swa_pages) = (pages(pools.full_pages), pages(pools.swa_pages));
+        Tiers::new(cache, TierConfig { full_pages, swa_pages, write: self.write, max_saving: u32::MAX })
+    }
 }
 
 /// A serving engine that computes nothing: it drives the core one request after another.
@@ -223,6 +253,7 @@ struct Engine {
     chunk: u64,
     /// With pools that share a region.
     watch: Option<Watch>,
+    host: Option<Tiers>,
     step: u64,
     swa_width: usize,
     full_table: Vec<i32>,
@@ -258,6 +289,7 @@ impl Engine {
             max_pinned_pages: 0,
             region: carved.as_ref().map(|c| c.region.clone()),
         })?;
+        let host = options.host.map(|host| host.below(&cache, &pools)).transpose()?;
         let watch = carved.map(|carved| Watch::new(carved, &cache.stats().split));
         let swa_width =
             if pools.swa_pages == 0 { 0 } else { (u64::from(options.kv.window) + chunk).div_ceil(page) + 2 };
@@ -268,6 +300,7 @@ impl Engine {
             page,
             chunk,
             watch,
+            host,
             step: 0,
             swa_width: swa_width as usize,
             full_table: Vec::new(),
@@ -328,7 +361,14 @@ impl Engine {
             return self.serve_overlapping(request, waiting, head);
         }
         self.cache.set_now(request.t_ms);
+        let prompt = if self.host.is_some() { waiting.tokens().to_vec() } else { Vec::new() };
         let seq = self.cache.open(&mut waiting, 0)?;
+        if let Some(host) = &mut self.host {
+            host.set_now(request.t_ms);
+            if let Some(fetch) = host.fetch(&mut self.cache, seq)? {
+                host.fetched(&mut self.cache, fetch.id, true)?;
+            }
+        }
         let report = self.cache.report(seq)?;
         let mut at = self.cache.info(seq)?.committed;
         while at < head + 1 {
@@ -337,6 +377,12 @@ impl Engine {
             at += n;
         }
         self.cache.finish(seq)?;
+        if let Some(host) = &mut self.host {
+            let key = Key::default();
+            for save in host.save(&mut self.cache, &Prefix { tokens: &prompt, key: &key, spans: &[], tenant: 0 })? {
+                host.saved(&mut self.cache, save.id, true)?;
+            }
+        }
         self.account(&report, head)
     }
 
@@ -355,13 +401,13 @@ impl Engine {
         // The last token is the partial page; every other token is a hit or has one cause.
         if hit + misses.total() != head + 1
             || misses.partial_page != 1
-            || hit > m.full_kv_match
+            || hit > m.full_kv_match.max(if self.host.is_some() { head } else { 0 })
             || !hit.is_multiple_of(self.page)
         {
             return Err(Error::Integrity(format!("a prompt of {} tokens was reported as {report:?}", head + 1)));
         }
         self.hit_tokens += hit;
-        self.full_kv_tokens += m.full_kv_match;
+        self.full_kv_tokens += m.full_kv_match.max(hit);
         if let Some(watch) = &mut self.watch {
             watch.look(&self.cache.split_stats());
         }

@@ -8,20 +8,30 @@
 //! On a CPU the device is memory of this process, such as torch tensors: the caller vouches for the addresses once
 //! ([`DeviceMemory::new`]) and hands over whatever keeps them alive.
 
+#[cfg(target_os = "linux")]
 mod copy;
+#[cfg(target_os = "linux")]
 mod cuda;
+#[cfg(target_os = "linux")]
 mod error;
+#[cfg(target_os = "linux")]
 mod host;
+#[cfg(target_os = "linux")]
 mod layout;
+#[cfg(target_os = "linux")]
 mod mapping;
 mod plan;
 mod save;
 mod tiers;
 mod types;
 
+#[cfg(target_os = "linux")]
 pub use copy::{Copier, CopierConfig, DeviceMemory, Direction, Job, LayerTimes, Outcome, Pair, Progress};
+#[cfg(target_os = "linux")]
 pub use error::TierError;
+#[cfg(target_os = "linux")]
 pub use host::{HostRegion, Hugepages};
+#[cfg(target_os = "linux")]
 pub use layout::{GroupLayout, HOST_ALIGN, LayerStep, Layout, NULL_PAGE, Part, PoolGroup};
 pub use plan::{Cost, Residency, union_boundary};
 pub use tiers::Tiers;

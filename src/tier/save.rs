@@ -5,7 +5,7 @@ use super::tiers::Going;
 use super::types::{Pairs, Prefix, Save};
 use crate::cache::{Boundary, Cache, LoadOptions, RequestOptions};
 use crate::error::{Error, Result};
-use crate::key::spans_before;
+use crate::key::{PageKeys, spans_before};
 
 /// Boundaries of one prefix looked at, the deepest.
 const BOUNDARIES: usize = 64;
@@ -45,7 +45,8 @@ impl Tiers {
     fn save_one(&mut self, above: &mut Cache, prefix: &Prefix<'_>, boundary: &Boundary) -> Result<Saved> {
         let Prefix { tokens, key, spans, tenant } = *prefix;
         let (at, page) = (boundary.at, self.page());
-        let Some(name) = above.page_key(tokens, key, spans, at / page)? else { return Ok(Saved::There) };
+        let Some((root, keys)) = above.path_keys(tokens, key, spans, at / page)? else { return Ok(Saved::There) };
+        let name = *keys.last().expect("a boundary has pages before it");
         if self.saving.contains(&name) || self.has(prefix, at)? {
             return Ok(Saved::There);
         }
@@ -56,6 +57,7 @@ impl Tiers {
         let own = &tokens[..at as usize];
         let options = RequestOptions { key: key.clone(), spans: spans_before(spans, at), tenant, store: true };
         let mut request = self.host.request(own.to_vec(), options)?;
+        request.set_keys(PageKeys::new(root, 0, keys));
         let seq = match self.host.open(&mut request, 0) {
             Ok(seq) => seq,
             Err(Error::OutOfPages(_)) => return Ok(Saved::NoRoom),

@@ -51,6 +51,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default="fixed",
         help="adaptive: the SWA share is only the start, chunks of memory go to the pool that needs them (%(default)s)",
     )
+    parser.add_argument(
+        "--host", type=float, metavar="R", help="a host tier below, with R times the cache's pages (one trace)"
+    )
+    parser.add_argument(
+        "--host-write",
+        default="through",
+        metavar="WHEN",
+        help="with --host: prefixes go down when they are computed (through) or matched n times (hit<n>; %(default)s)",
+    )
     parser.add_argument("--optimum", action="store_true", help="also the best that any cache could do")
     parser.add_argument(
         "--suite",
@@ -67,6 +76,8 @@ def command(args: argparse.Namespace) -> int:
     if args.split == "adaptive" and (args.best_split or args.suite is not None):
         other = "--best-split" if args.best_split else "--suite"
         raise InvalidArgument(f"split is 'adaptive', allowed is 'fixed' with {other}, which compares fixed splits")
+    if args.host is not None and (args.best_split or args.suite is not None):
+        raise InvalidArgument("--host is for one trace and one split, and not for --suite or --best-split")
     if args.html is not None:
         if find_spec("matplotlib") is None:
             raise InvalidArgument("--html needs matplotlib; pip install 'mimo-cache[report]' brings it")
@@ -86,7 +97,8 @@ def command(args: argparse.Namespace) -> int:
         if args.best_split:
             result = best_split(args.trace, on_try=say_try, **options)
         else:
-            result = replay(args.trace, swa_share=args.swa_share, split=args.split, **options)
+            host = {"host": args.host, "host_write": args.host_write}
+            result = replay(args.trace, swa_share=args.swa_share, split=args.split, **host, **options)
     finally:
         bar.clear()
     warn_of(result)
@@ -136,6 +148,10 @@ def _table(result: dict[str, Any]) -> str:
         start, mean, end = (f"{split[when]:.1%}" for when in ("start", "mean", "end"))
         changed = f"{split['to_full'] + split['to_swa']:,} changes of {split['chunks']:,} chunks"
         rows.insert(5, ("split", f"SWA {start} of the bytes at first, {mean} on average, {end} in the end; {changed}"))
+    if (host := result["host"]) is not None:
+        moved = f"{host['fetched_full']:,} full and {host['fetched_swa']:,} SWA pages up, {host['saved_full']:,} and "
+        moved += f"{host['saved_swa']:,} down"
+        rows.append(("from the host tier", f"{host['fetched_tokens'] / total if total else 0:.2%}; {moved}"))
     if "optimum" in result:
         best = result["optimum"]
         rows.append(("optimum", f"{best['token_hit_rate']:.2%} ({_KINDS[best['kind']]})"))

@@ -91,7 +91,7 @@ class LLM:
         max_running: int = 8,
         max_step_tokens: int = 512,
         host_memory: str | int | None = None,
-        host_write: str = "hit1",
+        host_write: str = "through",
         mtp: bool = True,
         dtype: str | None = None,
         device: str = "cpu",

@@ -83,7 +83,7 @@ class HostTier:
         *,
         full_pages: int | None = None,
         swa_pages: int | None = None,
-        write: str = "hit1",
+        write: str = "through",
         threads: int = 1,
         max_saving: int = 4096,
         hugepages: Literal["auto", "off"] = "auto",

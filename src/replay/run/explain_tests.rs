@@ -23,6 +23,7 @@ fn options(window: u32, full: u64, share: f64, retention: &str) -> Options {
         skip_bad: false,
         service: None,
         samples: 0,
+        host: None,
     }
 }
 

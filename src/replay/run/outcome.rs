@@ -4,6 +4,7 @@ use crate::cache::types::Misses;
 use crate::replay::capacity::Pools;
 use crate::replay::split::SplitOutcome;
 use crate::replay::trace::{Header, Skipped};
+use crate::tier::{TierConfig, TierStats};
 
 /// What the first pass counted.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -89,6 +90,8 @@ pub struct Outcome {
     pub checkpoints_evicted: u64,
     /// Where an adaptive split went.
     pub split: Option<SplitOutcome>,
+    /// The host tier, and what it moved.
+    pub host: Option<(TierConfig, TierStats)>,
     /// Wall time of the second pass.
     pub seconds: f64,
     /// The way there, in order; the last is the end.

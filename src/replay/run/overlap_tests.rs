@@ -22,6 +22,7 @@ fn options(full: u64, service: Option<Service>) -> Options {
         skip_bad: false,
         service,
         samples: 0,
+        host: None,
     }
 }
 

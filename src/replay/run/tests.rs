@@ -26,6 +26,7 @@ fn options(window: u32, capacity: Capacity, swa_share: f64, retention: &str) -> 
         skip_bad: false,
         service: None,
         samples: 0,
+        host: None,
     }
 }
 
@@ -120,6 +121,20 @@ fn leaf_first_lru(block: u32, prompts: &[Vec<u32>], capacity: usize) -> u64 {
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(64))]
+
+    /// A small cache with room below it for all that was ever computed hits like one that never evicts.
+    #[test]
+    fn with_a_large_host_tier_it_equals_a_cache_that_never_evicts(
+        prompts in prompts(12), window in 0u32..14, per_block in 1u32..4, room in 0u64..20,
+    ) {
+        let block = PAGE * per_block;
+        let longest = 12 * u64::from(block) + u64::from(window) + 64;
+        let host = Some(HostOptions { ratio: 2000.0, write: Write::Through });
+        let capacity = Capacity::FullTokens(longest + room * u64::from(PAGE));
+        let outcome = replay(block, &prompts, &Options { host, ..options(window, capacity, 0.5, "prompt_end") }).unwrap();
+        let (hits, _) = endless(block, &prompts, window, false);
+        prop_assert_eq!(outcome.hit_tokens, hits * u64::from(PAGE));
+    }
 
     #[test]
     fn equals_a_cache_that_never_evicts(
@@ -254,4 +269,32 @@ fn a_trace_that_changes_between_the_passes_is_noticed() {
     let open = || TraceReader::new(Cursor::new(trace(4, &vec![vec![1]; sizes.next().unwrap()])), "trace".into());
     let result = run_from(open, &options(0, Capacity::FullTokens(40), 0.0, "prompt_end"), |_| true);
     assert!(result.unwrap_err().to_string().contains("changed"));
+}
+
+/// Prompts in turn that are more than the cache has and less than both tiers: without a host tier each one has gone
+/// before it comes again.
+#[test]
+fn a_host_tier_serves_what_the_cache_has_dropped() {
+    let prompts: Vec<Vec<u32>> = (0..40).map(|i| (0..8).map(|b| (i % 8) * 8 + b).collect()).collect();
+    let with = |host| {
+        let small = options(6, Capacity::FullTokens(200), 0.5, "prompt_end");
+        replay(8, &prompts, &Options { host, ..small }).unwrap()
+    };
+    let rate = |write| with(Some(HostOptions { ratio: 10.0, write })).hit_tokens;
+    assert_eq!(with(None).hit_tokens, 0);
+    assert_eq!(rate(Write::Through), 32 * 8 * 8, "all but the first of each");
+    assert_eq!(rate(Write::OnHit(1)), 0, "none is matched above, so none goes down");
+    let stats = with(Some(HostOptions { ratio: 10.0, write: Write::Through })).host.unwrap().1;
+    assert_eq!((stats.fetches, stats.fetched_tokens), (32, 32 * 64));
+    let Err(error) = replay(
+        8,
+        &prompts,
+        &Options {
+            host: Some(HostOptions { ratio: 0.0, write: Write::Through }),
+            ..options(6, Capacity::FullTokens(200), 0.5, "prompt_end")
+        },
+    ) else {
+        panic!("a host tier of nothing")
+    };
+    assert_eq!(error.to_string(), "host ratio is 0, allowed is 0.01 to 1000000 times the cache");
 }
