@@ -5,7 +5,7 @@ use super::call::Handle;
 use super::errors::invalid;
 use super::report::{PyReport, uint32_array};
 use super::tokens::Tokens;
-use crate::cache::{Group, Plan, Report, SeqId, SeqInfo};
+use crate::cache::{Cache, Group, Plan, Report, SeqId, SeqInfo};
 use crate::sync::Guarded;
 use pyo3::prelude::*;
 use pyo3::types::{PyList, PyString};
@@ -49,6 +49,13 @@ impl PySequence {
         self.handle.call(py, 0, |cache| cache.info(id))
     }
 
+    /// What a host tier delivered since `open` is in the report now.
+    fn keep_report(cache: &Cache, id: SeqId, kept: &Guarded<Report>) {
+        if let Ok(now) = cache.report(id) {
+            kept.with(|report| *report = now);
+        }
+    }
+
     fn opening(&self, py: Python<'_>) -> PyResult<Report> {
         self.handle.check_process(py)?;
         Ok(self.report.with(|report| *report))
@@ -88,9 +95,14 @@ impl PySequence {
         Ok(self.opening(py)?.matched.usable)
     }
 
-    /// Where every prompt token came from. Stays readable after the sequence has ended.
+    /// Where every prompt token came from, with what a host tier delivered since. Stays readable after the sequence has ended.
     #[getter]
     fn report(&self, py: Python<'_>) -> PyResult<PyReport> {
+        let (id, kept) = (self.id, &self.report);
+        self.handle.call(py, 0, |cache| {
+            Self::keep_report(cache, id, kept);
+            Ok(())
+        })?;
         Ok(PyReport(self.opening(py)?))
     }
 
@@ -258,16 +270,22 @@ impl PySequence {
 
     /// Publishes what is complete and ends the sequence.
     fn finish(&self, py: Python<'_>) -> PyResult<()> {
-        let id = self.id;
-        self.handle.call(py, 0, |cache| cache.finish(id))?;
+        let (id, kept) = (self.id, &self.report);
+        self.handle.call(py, 0, |cache| {
+            Self::keep_report(cache, id, kept);
+            cache.finish(id)
+        })?;
         self.ended.store(true, Ordering::Relaxed);
         Ok(())
     }
 
     /// Ends the sequence; what was published stays cached.
     fn abort(&self, py: Python<'_>) -> PyResult<()> {
-        let id = self.id;
-        self.handle.call(py, 0, |cache| cache.abort(id))?;
+        let (id, kept) = (self.id, &self.report);
+        self.handle.call(py, 0, |cache| {
+            Self::keep_report(cache, id, kept);
+            cache.abort(id)
+        })?;
         self.ended.store(true, Ordering::Relaxed);
         Ok(())
     }
