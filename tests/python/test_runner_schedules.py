@@ -315,6 +315,7 @@ def test_cached_is_uncached(backend: str, below: bool) -> None:
             total[name] = total.get(name, 0) + count
         total["rows"] = total.get("rows", 0) + schedule.engine.compared
     if ONLY is None:
-        # A request that the pools can never hold is refused in the schedules without a host tier.
-        assert all(n for name, n in total.items() if not (below and name == "refused")), f"something never: {total}"
+        # With a host tier refusals are rare; a copy may be over before it is cancelled.
+        rare = {"refused", "saves_failed", "fetches_failed"} if below else set()
+        assert all(n for name, n in total.items() if name not in rare), f"something never happened: {total}"
     print(backend, below, total)
