@@ -33,12 +33,14 @@ struct Coming {
 pub(super) struct Going {
     /// The host tier's sequence.
     pub(super) seq: SeqId,
-    /// The loan of the cache above.
-    pub(super) loan: u64,
+    /// The loan of the cache above, if it has any of the pages.
+    pub(super) loan: Option<u64>,
     pub(super) full: u64,
     pub(super) swa: u64,
     /// Key of the page that ends at the boundary.
     pub(super) key: [u8; 32],
+    /// Logical SWA pages that come from another process with their records; `None` for a copy from above alone.
+    pub(super) awaited: Option<Vec<u64>>,
 }
 
 /// See the module's text.
@@ -51,6 +53,10 @@ pub struct Tiers {
     pub(super) going: BTreeMap<u64, Going>,
     /// Boundaries on their way down.
     pub(super) saving: BTreeSet<[u8; 32]>,
+    /// Loans of the host tier for the tier below it.
+    pub(super) lending: BTreeSet<u64>,
+    /// Number of the layout of the bytes of host pages.
+    pub(super) layout: [u8; 32],
     pub(super) stats: TierStats,
     need: u64,
 }
@@ -95,6 +101,8 @@ impl Tiers {
             coming: BTreeMap::new(),
             going: BTreeMap::new(),
             saving: BTreeSet::new(),
+            lending: BTreeSet::new(),
+            layout: [0; 32],
             stats: TierStats::default(),
             need,
         })
@@ -132,8 +140,9 @@ impl Tiers {
 
     /// Counters, and what is on its way.
     pub fn stats(&self) -> TierStats {
-        let saving = self.going.values().map(|g| g.full + g.swa).sum();
-        TierStats { saving_pages: saving, fetching: self.coming.len() as u64, ..self.stats }
+        let saving = self.going.values().filter(|g| g.awaited.is_none()).map(|g| g.full + g.swa).sum();
+        let (fetching, lending) = (self.coming.len() as u64, self.lending.len() as u64);
+        TierStats { saving_pages: saving, fetching, lending, ..self.stats }
     }
 
     /// The longest usable prefix of both tiers together, in tokens, with one token left to compute. No lease, no recency.
