@@ -123,13 +123,14 @@ impl Tiers {
         let end = self.boundary(prefix, at)?;
         let full = if self.config.full_pages > 0 { 0..end } else { 0..0 };
         let swa: Vec<u64> = (end - self.need().min(end)..end).collect();
+        let keys = self.names(above, prefix, 0..end)?;
         let whole = (prefix.tokens, prefix.key, prefix.spans);
         let Some(lent) = self.host.lend(whole, None, full.clone(), &swa)? else { return Ok(None) };
         self.lending.insert(lent.id);
         self.stats.lent += 1;
         Ok(Some(Loan {
             id: lent.id,
-            keys: self.names(above, prefix, 0..end)?,
+            keys,
             full: full.zip(lent.full).collect(),
             swa: swa.into_iter().zip(lent.swa).collect(),
             records: lent.records,

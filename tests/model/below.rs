@@ -115,7 +115,7 @@ impl World {
 
     /// Pages are lent to the host tier.
     pub fn lends_below(&self) -> bool {
-        self.below.as_ref().is_some_and(|b| !b.saves.is_empty())
+        self.remote.borrows() || self.below.as_ref().is_some_and(|b| !b.saves.is_empty())
     }
 
     pub fn check_below(&self) {
@@ -136,6 +136,7 @@ impl World {
 
     /// Everything on its way down ends, and every page of the host tier comes home.
     pub fn close_below(&mut self) {
+        self.close_remote();
         while self.below.as_ref().is_some_and(|b| !b.saves.is_empty()) {
             self.saved(0, true);
             self.audit();
