@@ -156,6 +156,11 @@ pub enum Op {
         ok: bool,
     },
     /// It lends what it has of a prompt.
+    /// A request for it: opened and fetched at once.
+    ServeBelow {
+        prompt: Prompt,
+        taste: u8,
+    },
     LendBelow {
         prompt: Prompt,
         far: u8,
@@ -194,6 +199,10 @@ impl Op {
             63..=64 => Op::LendBelow {
                 prompt: Prompt { base: a, keep: b, tail: c, taste: d, flags: if e < 128 { 0 } else { e & 31 } },
                 far: e,
+            },
+            135..=139 => Op::ServeBelow {
+                prompt: Prompt { base: a, keep: b, tail: c, taste: d, flags: if e < 128 { 0 } else { e & 31 } },
+                taste: e,
             },
             164..=165 => Op::Returned { which: a },
             35..=37 => Op::Saved { which: a, ok: b % 4 != 1 },

@@ -86,7 +86,12 @@ impl World {
         let id = receive.id;
         self.remote.receiving.insert(id, Receiving { receive, story, records, was });
         match taste / 16 % 4 {
-            0 => self.end_receive(id, true),
+            0 => {
+                self.end_receive(id, true);
+                self.audit();
+                self.lend_below(p, far);
+                self.serve_below(p, taste);
+            }
             // A page of it is gone: nearer ones may still make a shorter boundary.
             1 => {
                 self.end_receive(id, false);
@@ -96,6 +101,22 @@ impl World {
                 }
             }
             _ => {}
+        }
+    }
+
+    /// A request whose prompt is in host memory: opened, fetched, and checked by the audits.
+    pub fn serve_below(&mut self, p: Prompt, taste: u8) {
+        let Some(i) = self.open_prompt(p, 0) else { return };
+        self.fetch(i);
+        self.audit();
+        let writer = self.seqs[i].writer;
+        if taste % 8 < 5 {
+            self.await_load(i, taste % 8 < 4);
+            self.audit();
+        }
+        if taste % 8 < 2 {
+            let i = self.seqs.iter().position(|s| s.writer == writer).expect("still open");
+            self.finish(i);
         }
     }
 
