@@ -1227,7 +1227,9 @@ class TierPlanner:
         for a number that is no save on its way.
         """
     def names(self, tokens: _Tokens, key: Key | None = None, spans: _Spans | None = None) -> list[bytes]:
-        """Names of the whole pages of a prompt in a tier that processes share, 32 bytes each, in the namespace of now."""
+        """Names of the whole pages of a prompt in a tier that processes share, 32 bytes each, in the namespace of
+        now.
+        """
     def reachable(
         self,
         tokens: _Tokens,

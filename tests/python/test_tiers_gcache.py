@@ -1,4 +1,4 @@
-"""GCache below a host tier, with real nodes: what comes is what was computed, and whatever fails costs time, never a token.
+"""GCache below a host tier, with real nodes: what comes is what was computed, and what fails costs time, never a token.
 
 Each test fills the nodes with one model and reads with another, which has nothing in its own memory. In the reference
 backend tokens and bits of logits are those of the same prompt in an empty cache.
@@ -15,12 +15,14 @@ import pytest
 import torch
 
 from gcache_nodes import RunningNode, nodes
+from gcache_proxy import Faults, proxy
 from mimo_cache import GCacheClient, InvalidArgument
-from mimo_cache.gcache import GetStatus, ObjectId, PutItem
+from mimo_cache.gcache import ObjectId, PutItem
 from mimo_cache.runner import LLM, Completion, RequestError, SamplingParams
 from mimo_cache.runner.memory import Pools
 from mimo_cache.tiers import GCacheTier, Prefetch, TierReceive, device_layout
 from mimo_cache.tiers.objects import FULL, SWA, pack_record, unpack_record
+from mimo_cache.tiers.receiver import Receiver
 from small_models import checkpoint
 
 PARAMS = SamplingParams(max_tokens=6, ignore_eos=True, keep_logits=True)
@@ -272,26 +274,23 @@ def test_a_page_without_one_group_truncates(site: Site, alone: dict[str, Complet
     assert not any(stats["misses"].values())
 
 
-class Interrupted(GCacheTier):
+class Interrupted(Receiver):
     """Something happens to the objects of a prefetch between exists and get, once."""
 
     between: Any = None
 
-    def _get(self, handle: Prefetch, plan: TierReceive, *rest: Any) -> dict[tuple[int, int], str]:
+    def get(self, handle: Prefetch, plan: TierReceive, *rest: Any) -> dict[tuple[int, int], str]:
         if self.between is not None:
             self.between, between = None, self.between
-            between(self, plan, rest[0])
-        return super()._get(handle, plan, *rest)
+            between(self.tier, plan, rest[0])
+        return super().get(handle, plan, *rest)
 
 
-def interrupted(site: Site, between: Any, **options: Any) -> LLM:
+def interrupted(site: Site, between: Any) -> LLM:
     llm = site.llm()
-    assert llm.tier is not None
-    remote(llm).close()
-    options = {"prefetch": "wait", "timeout": 5.0, "lease_ms": 0, **options}
-    made = Interrupted(llm.tier, site.client(), **options)
+    made = Interrupted(remote(llm))
     made.between = between
-    llm.remote = llm.engine.remote = made
+    remote(llm).receiver = made
     return llm
 
 
@@ -302,7 +301,7 @@ def test_a_page_that_goes_between_exists_and_get_truncates(
 ) -> None:
     site.fill(SHORT, LONG)
 
-    def between(tier: Interrupted, plan: TierReceive, names: list[bytes]) -> None:
+    def between(tier: GCacheTier, plan: TierReceive, names: list[bytes]) -> None:
         victim = tier.objects.object(names, (plan.full if part == FULL else plan.swa)[-1][0], part)
         assert tier.client.delete([victim]).deleted == 1
         size, number = tier.objects.bytes_of(part), tier.objects.number
@@ -326,11 +325,12 @@ def test_a_page_that_goes_between_exists_and_get_truncates(
 def test_bytes_that_changed_in_the_nodes_memory_are_a_miss(single: Site, alone: dict[str, Completion]) -> None:
     first = single.fill(LONG)
     victim = objects(first, LONG, FULL)[2]
-    value = remote(first).client.get([victim])[0].data
-    assert value is not None
+    found = remote(first).client.get([victim])[0].data
+    assert found is not None
+    value = bytes(found)
     memory = Path(single.cluster[0].folder) / "one.memory"
     data = memory.read_bytes()
-    at = data.index(bytes(value))
+    at = data.index(value)
     with memory.open("r+b") as opened:
         opened.seek(at + 100)
         opened.write(bytes([data[at + 100] ^ 1]))
@@ -338,7 +338,11 @@ def test_bytes_that_changed_in_the_nodes_memory_are_a_miss(single: Site, alone: 
     same(llm.generate(LONG, PARAMS)[0], alone[LONG])
     stats = remote(llm).stats()
     assert (stats["tokens"], stats["misses"]["damaged"]) == (0, 1)
-    assert remote(first).client.get([victim])[0].status in (GetStatus.ABSENT, GetStatus.DAMAGED)
+    # It was computed, and written again.
+    flush(llm)
+    healed = remote(first).client.get([victim])[0].data
+    assert healed is not None
+    assert bytes(healed) == value
 
 
 def test_another_layout_is_another_name(site: Site, alone: dict[str, Completion], monkeypatch: Any) -> None:
@@ -365,7 +369,7 @@ def test_a_host_tier_without_room_computes(site: Site, alone: dict[str, Completi
     llm = site.llm()
     assert llm.tier is not None
     planner, tokens = llm.tier.planner, list(range(1, 100))
-    held = []
+    held: list[TierReceive] = []
     while True:  # its pool is full of what nobody has finished
         tokens = [len(held) + 1, *tokens[1:]]
         plan = planner.receive(tokens, 96, planner.names(tokens)[96 // llm.cache.page_size - 1])
@@ -458,13 +462,53 @@ def test_close_ends_threads_that_wait_for_a_hung_node(single: Site) -> None:
     node = single.cluster[0]
     llm = single.llm(client=single.client(deadline=1.0), prefetch="best_effort", timeout=1.0)
     node.pause()
-    handles = [remote(llm).prefetch(llm.tokenizer.encode(LONG) + [i]) for i in range(8)]
+    handles = [remote(llm).prefetch([*llm.tokenizer.encode(LONG), i]) for i in range(8)]
     begin = time.monotonic()
     assert remote(llm).close()
     assert time.monotonic() - begin < 5.0
     assert all(handle.wait(1.0) for handle in handles)
     node.resume()
     assert remote(llm).prefetch(llm.tokenizer.encode(LONG)).done()
+
+
+def test_a_bad_network_costs_time_and_no_token(path: Path, node: RunningNode, alone: dict[str, Completion]) -> None:
+    for seed in range(3):
+        with proxy(node.tcp, seed) as network:
+            site = Site(path, [node])
+            site.fill(SHORT, LONG)
+            client = GCacheClient([f"one={network.address}"], deadline=0.3, fast_path=False)
+            site.clients.append(client)
+            network.faults = Faults(flip=0.05, cut=0.02, truncate=0.02, delay=0.2, swallow=0.01)
+            for text in (LONG, SHORT, LONG):
+                llm = site.llm(client=client, timeout=0.5)
+                same(llm.generate(text, PARAMS)[0], alone[text])
+            site.close()
+
+
+def test_sessions_that_fit_in_neither_device_nor_host_memory(site: Site) -> None:
+    texts = [f"Session {i} speaks of {word}. " * 6 for i, word in enumerate(["pages", "groups", "tiers", "keys"] * 2)]
+    sizes: dict[str, Any] = {"full_pages": 24, "swa_pages": 40, "scratch_pages": 10}
+    plain = LLM(site.path, backend="reference", **sizes)
+    want = [plain.generate(text, PARAMS)[0] for text in texts]
+    llm = LLM(
+        site.path,
+        backend="reference",
+        host_memory="620K",
+        host_write="through",
+        gcache=site.client(),
+        gcache_options={"prefetch": "wait", "max_bytes": 100_000},
+        **sizes,
+    )
+    site.made.append(llm)
+    for _ in range(3):
+        for some in range(0, len(texts), 2):
+            made = llm.generate(texts[some : some + 2], PARAMS)
+            for one, told in zip(made, want[some : some + 2], strict=True):
+                same(one, told)
+            flush(llm)
+    assert llm.engine.tally.remote > 0
+    assert llm.tier is not None
+    assert llm.tier.planner.host_stats().full.total < len(texts) * 10
 
 
 # --- values and arguments ---------------------------------------------------------------------------------------------

@@ -20,8 +20,9 @@ from mimo_cache.models.errors import need
 from mimo_cache.tiers import GCacheTier, HostTier
 
 from . import budget
-from .engine import Engine, Output
+from .engine import Engine
 from .errors import RequestError, whole
+from .lane import Output
 from .memory import Pools
 from .model import Model
 from .sampling import SamplingParams
@@ -72,8 +73,8 @@ class LLM:
     - `host_memory`: bytes of a host tier below the device's pools (docs/tiers.md), by default none; `host_write`: when
       prefixes go down to it, "through" or "hit<n>".
     - `gcache`: nodes of a GCache cluster below the host tier, or a client of one, which stays the caller's;
-      `gcache_options` are those of `GCacheTier`. `weights`: the version of the weights, part of the names of pages; with
-      `gcache` by default a digest of the checkpoint's files and of the backend.
+      `gcache_options` are those of `GCacheTier`. `weights`: the version of the weights, part of the names of pages;
+      with `gcache` by default a digest of the checkpoint's files and of the backend.
     - `dtype`: of weights and KV, by default float32 on the CPU and the config's elsewhere.
 
     Raises what `mimo_cache.models.load` raises, `RequestError`, and `UnknownBackend`. Threads may share

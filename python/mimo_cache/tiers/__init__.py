@@ -25,9 +25,10 @@ from mimo_cache._core import (
     TierStats,
 )
 from mimo_cache.tiers.errors import CopierClosed, CopyBusy, CopyCancelled, CopyFailed, CudaError, HostMemoryError
-from mimo_cache.tiers.gcache import GCacheTier, Prefetch
+from mimo_cache.tiers.gcache import GCacheTier
 from mimo_cache.tiers.host import Fetch, HostTier
 from mimo_cache.tiers.layout import device_layout
+from mimo_cache.tiers.prefetch import Prefetch
 
 __all__ = [
     "CopierClosed",

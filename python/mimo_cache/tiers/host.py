@@ -94,7 +94,9 @@ class HostTier:
         self.cache, self.layout = cache, layout
         self.region = HostRegion(layout, full_pages=full, swa_pages=swa, hugepages=hugepages)
         self.copier = KvCopier(layout, self.region, threads=threads)
-        self.planner = TierPlanner(cache, full_pages=full, swa_pages=swa, write=write, max_saving=max_saving, layout=layout.digest)
+        self.planner = TierPlanner(
+            cache, full_pages=full, swa_pages=swa, write=write, max_saving=max_saving, layout=layout.digest
+        )
         self.on_saved: list[Callable[[Tokens, Key | None, Any, int], None]] = []
         """Called with (tokens, key, spans, boundary) when a boundary has arrived in host memory."""
         self.on_used: list[Callable[[Tokens, Key | None, Any], None]] = []

@@ -75,9 +75,10 @@ class Writer:
         self._next_touch = 0.0
         self._counts: Counter[str] = Counter()
         self._closed = self._busy = False
-        hooks = (tier.host.on_saved, self.saved) if self.hits == 0 else (tier.host.on_used, self.asked)
-        hooks[0].append(hooks[1])
-        self._hooks = hooks
+        if self.hits == 0:
+            tier.host.on_saved.append(self.saved)
+        else:
+            tier.host.on_used.append(self.asked)
         self.thread = threading.Thread(target=self._work, name="gcache-out", daemon=True)
         self.thread.start()
 
@@ -128,10 +129,12 @@ class Writer:
 
     def close(self) -> None:
         """Ends the thread after the call to a node that it is in; what waits is dropped."""
-        hooks, hook = self._hooks
+        host = self.tier.host
         with self._lock:
-            if hook in hooks:
-                hooks.remove(hook)  # type: ignore[arg-type]
+            if self.saved in host.on_saved:
+                host.on_saved.remove(self.saved)
+            if self.asked in host.on_used:
+                host.on_used.remove(self.asked)
             self._closed = True
             self._queue.clear()
             self._lock.notify_all()
