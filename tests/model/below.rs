@@ -5,7 +5,7 @@
 //! began. A move that fails leaves garbage.
 
 use super::lifecycle::pick;
-use super::memory::{Memory, Page, Row};
+use super::memory::{Memory, Page, Row, Rows};
 use super::op::Prompt;
 use super::story::{Story, key};
 use super::world::World;
@@ -18,7 +18,7 @@ use std::collections::BTreeMap;
 pub struct Below {
     pub tiers: Tiers,
     pub memory: Memory,
-    saves: BTreeMap<u64, (Save, Vec<Vec<Option<Row>>>)>,
+    saves: BTreeMap<u64, (Save, Vec<Rows>)>,
 }
 
 /// (source, target) of every page.

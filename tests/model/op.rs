@@ -191,7 +191,13 @@ impl Op {
         match kind {
             24..=31 => Op::Fetch { seq: a },
             38..=39 | 130..=134 => Op::ReceiveBelow {
-                prompt: Prompt { base: a, keep: b, tail: c, taste: d & 3, flags: if d < 128 { 0 } else { d / 4 & 31 } },
+                prompt: Prompt {
+                    base: a,
+                    keep: b,
+                    tail: c,
+                    taste: d & 3,
+                    flags: if d < 128 { 0 } else { (d / 4) & 31 },
+                },
                 far: e,
                 taste: (a ^ c).wrapping_add(d).wrapping_mul(31) ^ e,
             },

@@ -6,7 +6,7 @@
 
 use super::below::{copy, pages};
 use super::lifecycle::pick;
-use super::memory::{HEADS, Page, Row, STALE, mix};
+use super::memory::{HEADS, Page, Row, Rows, STALE, mix};
 use super::op::Prompt;
 use super::story::{Story, key};
 use super::world::World;
@@ -21,14 +21,14 @@ pub struct Receiving {
     story: Story,
     records: Vec<Record>,
     /// What the pages held that come from the cache above.
-    was: Vec<Vec<Option<Row>>>,
+    was: Vec<Rows>,
 }
 
 /// Unfinished business with the tier below the host tier.
 #[derive(Default)]
 pub struct Remote {
     receiving: BTreeMap<u64, Receiving>,
-    lent: BTreeMap<u64, Vec<(Page, Vec<Option<Row>>)>>,
+    lent: BTreeMap<u64, Vec<(Page, Rows)>>,
 }
 
 impl Remote {
@@ -57,7 +57,7 @@ impl World {
             assert_eq!(none, None, "pages of another namespace were received");
             return;
         }
-        let has = |bit: u64, i: u64| taste % 2 == 0 || !mix(u64::from(taste) + 256 * bit, i).is_multiple_of(4);
+        let has = |bit: u64, i: u64| taste.is_multiple_of(2) || !mix(u64::from(taste) + 256 * bit, i).is_multiple_of(4);
         let (mut full, mut swa) = (Vec::new(), Vec::new());
         let from = u64::from(far) % (whole + 1);
         for i in from..whole {
@@ -67,7 +67,7 @@ impl World {
         let usable = below.tiers.usable(&self.cache, &of).expect("a valid prompt");
         let told = below.tiers.reachable(&self.cache, &of, from, &full, &swa).expect("a valid prompt");
         assert!(told.is_none_or(|at| at > usable && at < story.tokens.len() as u64), "{told:?}, usable are {usable}");
-        if taste % 2 == 0 && from * page <= usable.saturating_sub(u64::from(self.setup.window) + page) {
+        if taste.is_multiple_of(2) && from * page <= usable.saturating_sub(u64::from(self.setup.window) + page) {
             let limit = (story.tokens.len() as u64 - 1) / page * page;
             assert_eq!(told, (limit > usable).then_some(limit), "the tier below has everything from {from} on");
         }
@@ -231,7 +231,7 @@ impl World {
         }
     }
 
-    fn rows_of(&mut self, story: &Story, group: Group, logical: u64, record: Option<&Record>) -> Vec<Option<Row>> {
+    fn rows_of(&mut self, story: &Story, group: Group, logical: u64, record: Option<&Record>) -> Rows {
         let fresh = self.namespaces.len() as u32;
         let namespace = *self.namespaces.entry((story.weights, story.key)).or_insert(fresh);
         let prefixes = story.prefixes(namespace);

@@ -47,7 +47,7 @@ pub struct World {
     /// Pages that are lent, as they were when they were.
     pub below: Option<Below>,
     pub remote: Remote,
-    pub lent: BTreeMap<u64, Vec<(Page, Vec<Option<Row>>)>>,
+    pub lent: BTreeMap<u64, Vec<(Page, Rows)>>,
     pub held: Held,
     pub mirror: Mirror,
     pub next_writer: u32,

@@ -6,6 +6,8 @@ backend tokens and bits of logits are those of the same prompt in an empty cache
 
 from __future__ import annotations
 
+import hashlib
+import struct
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,7 +18,8 @@ import torch
 
 from gcache_nodes import RunningNode, nodes
 from gcache_proxy import Faults, proxy
-from mimo_cache import GCacheClient, InvalidArgument
+from key_vectors import chain, root_key
+from mimo_cache import GCacheClient, InvalidArgument, Key
 from mimo_cache.gcache import ObjectId, PutItem
 from mimo_cache.runner import LLM, Completion, RequestError, SamplingParams
 from mimo_cache.runner.memory import Pools
@@ -521,6 +524,34 @@ def test_records_are_bounded() -> None:
     for wrong in (b"", b"\x00" * 35, b"\xff" * 36, b"\x00" * 37, (9).to_bytes(4, "little") + b"\x00" * 32):
         assert unpack_record(wrong, 8) is None
     assert unpack_record(b"\x00" * 32 + b"\x01" * 4, 8) is None
+
+
+def test_names_are_those_of_the_documents(path: Path) -> None:
+    """docs/keys.md and docs/tiers.md, read by another program."""
+    llm = LLM(path, memory="4M", host_memory="8M", weights="v7")
+    assert llm.tier is not None
+    layout, tokens = llm.tier.layout, list(range(1, 100))
+    text = b"mimo-cache pages 1"
+    pools = llm.engine.model.pools
+    sizes = {"full": [pools.full_k, pools.full_v], "swa": [pools.swa_k, pools.swa_v]}
+    for group in ("full", "swa"):
+        parts = [(i, t[0, 0].nbytes) for i, k in enumerate(llm.config.layer_kinds) if k == group for t in sizes[group]]
+        if group == "swa":
+            heads, last = llm.config.mtp_heads, len(llm.config.layer_kinds)
+            parts += [(last, t[0, 0].nbytes) for _ in range(heads) for t in sizes[group]] + [
+                (last, pools.hidden[0].nbytes)
+            ]
+        text += struct.pack("<I", len(parts)) + b"".join(struct.pack("<IQ", *one) for one in parts)
+    assert layout.digest == hashlib.sha256(text).digest()
+    root = root_key(llm.geometry.fingerprint, b"v7", b"", b"salt", 0)
+    want = [hashlib.sha256(b"O" + layout.digest + key).digest() for key in chain(root, tokens, [], 16)]
+    planner, key = llm.tier.planner, Key(salt=b"salt")
+    assert planner.names(tokens, key) == want
+    llm.generate(tokens, PARAMS, key=key)  # now they are in the tree
+    assert planner.names(tokens, key) == want
+    assert planner.names([*tokens[:50], 7, *tokens[51:]], key)[:3] == want[:3]
+    llm.cache.clear(key)
+    assert not set(planner.names(tokens, key)) & set(want)
 
 
 def test_a_layout_has_a_number_of_its_own() -> None:
