@@ -62,7 +62,7 @@ pub struct Tiers {
 }
 
 impl Tiers {
-    /// A host tier below `above`. What was set there by `set_weights` must be told here as well.
+    /// A host tier below `above`. What is set there later by `set_weights` must be told here as well.
     ///
     /// # Errors
     /// [`Error::Invalid`] for pools that cannot hold one window, or of groups that the cache above does not have.
@@ -82,7 +82,7 @@ impl Tiers {
         let window = if c.swa_pages > 0 { c.window } else { 0 };
         let need = u64::from(window.div_ceil(c.page_size));
         let retention = Retention { seq_end: false, branch: false, stride: 0, dense_stride: 0, ..c.retention.clone() };
-        let host = Cache::new(CacheConfig {
+        let mut host = Cache::new(CacheConfig {
             full_pages: config.full_pages,
             swa_pages: config.swa_pages,
             // The window before and after a load, of a sequence or two.
@@ -94,6 +94,7 @@ impl Tiers {
             region: None,
             ..c.clone()
         })?;
+        host.set_weights(above.weights())?;
         Ok(Tiers {
             config,
             host,

@@ -7,7 +7,7 @@
 use super::below::Below;
 use super::brute::{Mirror, Residency, roots};
 use super::load::Incoming;
-use super::memory::{Memory, Page, Row};
+use super::memory::{Memory, Page, Row, Rows};
 use super::op::Op;
 use super::remote::Remote;
 use super::setup::Setup;

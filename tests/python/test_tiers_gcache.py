@@ -289,8 +289,8 @@ class Interrupted(Receiver):
         return super().get(handle, plan, *rest)
 
 
-def interrupted(site: Site, between: Any) -> LLM:
-    llm = site.llm()
+def interrupted(site: Site, between: Any, **options: Any) -> LLM:
+    llm = site.llm(**options)
     made = Interrupted(remote(llm))
     made.between = between
     remote(llm).receiver = made
@@ -323,6 +323,25 @@ def test_a_page_that_goes_between_exists_and_get_truncates(
     # What had come was used: no page was asked for twice.
     assert stats["tokens"] == whole(llm, SHORT)
     assert stats["pages_in"] <= whole(llm, LONG) // llm.cache.page_size + 2
+
+
+def test_a_shorter_boundary_takes_what_the_device_has(site: Site, alone: dict[str, Completion]) -> None:
+    longer = LONG + " And the same again, with more words than one page holds." * 2
+    site.fill(SHORT, LONG, longer)
+
+    def between(tier: GCacheTier, plan: TierReceive, names: list[bytes]) -> None:
+        assert len(plan.full_pairs) > 0
+        assert tier.client.delete([tier.objects.object(names, plan.full[-1][0], FULL)]).deleted == 1
+
+    llm = interrupted(site, between, host_write="hit9")
+    llm.engine.remote, held = None, llm.engine.remote
+    same(llm.generate(SHORT, PARAMS)[0], alone[SHORT])  # on the device alone
+    llm.engine.remote = held
+    want = LLM(site.path, backend="reference", memory="4M").generate(longer, PARAMS)[0]
+    same(llm.generate(longer, PARAMS)[0], want)
+    stats = remote(llm).stats()
+    assert (stats["misses"]["lost"], stats["shortened"]) == (1, 1)
+    assert stats["tokens"] == whole(llm, LONG) - whole(llm, SHORT)
 
 
 def test_bytes_that_changed_in_the_nodes_memory_are_a_miss(single: Site, alone: dict[str, Completion]) -> None:

@@ -94,8 +94,8 @@ class GCacheTier:
         self._in_flight = 0
         self._closed = False
         self.receiver = Receiver(self)
-        self.writer = Writer(self, write, touch)
         count = whole_number(threads, "threads", 1, 64)
+        self.writer = Writer(self, write, touch)
         self._threads = [threading.Thread(target=self._work, name=f"gcache-in-{i}", daemon=True) for i in range(count)]
         for thread in self._threads:
             thread.start()
@@ -238,7 +238,7 @@ class GCacheTier:
             if came is None:
                 break
             if came:
-                handle.end = at
+                handle.end, handle.cause = at, None
                 self.count(hits=1, tokens=max(0, at - have), shortened=int(attempt > 0))
                 break
         return False

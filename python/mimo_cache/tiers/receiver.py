@@ -84,7 +84,7 @@ class Receiver:
                 missing = self.get(handle, plan, names, got, until)
             finally:
                 copied = job is None or _ended(job, cancel=bool(missing))
-            if not copied:
+            if not copied and not missing:
                 self.tier.miss(handle, "busy")
                 return None
             if not missing:
@@ -94,7 +94,7 @@ class Receiver:
                 self.tier.miss(handle, cause)
                 if logical >= first:
                     masks[logical - first] &= ~(1 << part)
-            if self.tier.stops(handle):
+            if self.tier.stops(handle) or min(missing)[0] < first:
                 return None
             self._set_aside(handle, plan, masks, first, missing, got)
             return False
@@ -183,9 +183,8 @@ class Receiver:
         """Copies what has come, as far as the next boundary needs it: the pages themselves are given back."""
         at = self.tier.host.planner.reachable(handle.tokens, first, masks, handle.key, handle.spans)
         end = (at or 0) // self.tier.host.cache.page_size
-        wanted = [(*one, FULL) for one in plan.full] + [
-            (*one, SWA) for one in plan.swa if one[0] >= end - self.tier.need
-        ]
+        window = [one for one in plan.swa if one[0] >= end - self.tier.need]
+        wanted = [(*one, FULL) for one in plan.full] + [(*one, SWA) for one in window]
         for logical, host_page, part in wanted:
             if logical < end and (logical, part) not in missing:
                 got.aside[logical, part] = bytes(self.tier.objects.page(part, host_page))
