@@ -150,6 +150,11 @@ impl World {
         assert!(below.tiers.saved(&mut self.cache, id, ok).is_err(), "a receive ended as a save");
         below.tiers.received(&mut self.cache, id, ok.then_some(&records[..])).expect("a receive on its way");
         assert!(below.tiers.received(&mut self.cache, id, None).is_err(), "a receive ended twice");
+        for ((_, id), record) in receive.swa.iter().zip(&records).filter(|_| ok) {
+            // One that another was faster with is not published.
+            let told = below.tiers.host().mtp_record(*id);
+            assert!(told.as_deref().is_none_or(|told| *told == record[..]), "{told:?} came with {record:?}");
+        }
     }
 
     /// Lends what the host tier has of a prompt, and checks what is read there.

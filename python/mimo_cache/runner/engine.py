@@ -196,10 +196,17 @@ class Engine:
                 return None
             if self.tier is not None and self.core(self.tier.awaits, lane.ids[: lane.prompt], lane.key):
                 return None  # what it needs is on its way for another one
+            lent = self._lent()
             try:
                 lane.seq = self.core(lane.request.open, credit=lane.params.max_tokens)
             except OutOfPages as error:
-                # With nothing running, nothing will be given back: waiting would never end.
+                # Copies down give back what they read. With none, and nothing running, waiting would never end.
+                lent = lent or self._lent()
+                if error.needed <= error.most and lent and not self.running:
+                    assert self.tier is not None
+                    self.tier.drain()
+                    time.sleep(PAUSE)
+                    return None
                 if error.needed > error.most or not self.running:
                     self.waiting.remove(lane)
                     self.refused = lane.uid
@@ -217,6 +224,11 @@ class Engine:
             self.running.append(lane)
             self.waiting.remove(lane)
         return None
+
+    def _lent(self) -> bool:
+        """Pages of the cache are lent to copies down, or were a moment ago."""
+        saving = self.tier is not None and self.tier.saving
+        return saving or (self.remote is not None and self.remote.receiving())
 
     def _next(self) -> Lane | None:
         """The oldest waiting request that may be opened. With nothing else to do, waits for one for a moment."""

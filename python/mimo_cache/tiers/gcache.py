@@ -92,7 +92,7 @@ class GCacheTier:
         self._counts: Counter[str] = Counter()
         self._misses: Counter[str] = Counter()
         self._in_flight = 0
-        self._closed = False
+        self._closed = self._begun = False
         self.receiver = Receiver(self)
         count = whole_number(threads, "threads", 1, 64)
         self.writer = Writer(self, write, touch)
@@ -124,6 +124,12 @@ class GCacheTier:
             return handle.end - handle.start
         self.count(left=1)
         return 0
+
+    def receiving(self) -> bool:
+        """Pages are on their way into host memory, some of them perhaps from the cache, or were since the last call."""
+        with self._lock:
+            begun, self._begun = self._begun, False
+            return begun or bool(self._coming)
 
     def stats(self) -> dict[str, Any]:
         """Counters since the start, and what is on its way: `tokens` that came, `misses` by cause, pages and bytes of
@@ -260,7 +266,7 @@ class GCacheTier:
         with self._lock:
             if self._joined(handle, names):
                 return None
-            flight = _Flight(names)
+            flight, self._begun = _Flight(names), True
             self._coming.update(dict.fromkeys(names, flight))
             return flight
 

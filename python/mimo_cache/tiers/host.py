@@ -173,6 +173,11 @@ class HostTier:
             if job.done():
                 self._end(number, job)
 
+    @property
+    def saving(self) -> bool:
+        """Copies down are on their way, or `poll` has not told of their end."""
+        return bool(self._saves)
+
     def drain(self) -> None:
         """Waits for all copies down."""
         for number, job in list(self._saves.items()):
