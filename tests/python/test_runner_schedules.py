@@ -166,13 +166,14 @@ class Schedule:
             self.step()
         for told in self.engine.told.values():
             assert told.left or told.made == told.record.tokens[: len(told.made)]
+        if self.engine.tier is not None:  # copies down lease what they read
+            self.engine.tier.drain()
         stats = self.engine.cache.stats()
         for pool in (stats.full, stats.swa):
             assert (pool.private, pool.quarantined, pool.leased, pool.promised, pool.scratch_used) == (0, 0, 0, 0, 0)
             assert pool.free + pool.cached == pool.total
         assert stats.open_sequences == 0
         if self.engine.tier is not None:
-            self.engine.tier.drain()
             self.engine.tier.check_integrity()
             moved, host = self.engine.tier.stats(), self.engine.tier.planner.host_stats()
             assert (moved.fetching, moved.saving_pages) == (0, 0)
