@@ -135,8 +135,8 @@ impl PyTierPlanner {
         self.ask(py, tokens, key, spans, None, |tiers, cache, prefix| tiers.usable(cache, prefix))
     }
 
-    /// The number of a fetch on its way whose prefix a request with these tokens would wait for: opened when that fetch
-    /// is over it finds the prefix in the cache. `None`: there is none.
+    /// The number of a fetch on its way whose prefix a request with these tokens would wait for: opened when that
+    /// fetch is over it finds the prefix in the cache. `None`: there is none.
     #[pyo3(signature = (tokens, key=None, spans=None))]
     fn awaits(
         &self,
@@ -148,10 +148,10 @@ impl PyTierPlanner {
         self.ask(py, tokens, key, spans, None, |tiers, cache, prefix| tiers.awaits(cache, prefix))
     }
 
-    /// What the host tier has for an open sequence beyond what it started from. The sequence stands at `Fetch.end` at
-    /// once: it may reserve and be filled, and commit after `fetched`. `None`: there is nothing more, or no room for it.
-    ///
-    /// Raises `SequenceStateError` for a sequence that has reserved slots, waits for a fetch, is parked or has ended.
+    /// What the host tier has for an open sequence beyond what it started from. The sequence stands at
+    /// `TierFetch.end` at once: it may reserve and be filled, and commit after `fetched`. `None`: there is nothing
+    /// more, or no room for it. Raises `SequenceStateError` for a sequence that has reserved slots, waits for a fetch,
+    /// is parked or has ended.
     fn fetch(&self, py: Python<'_>, seq: &Bound<'_, PyAny>) -> PyResult<Option<PyFetch>> {
         let Ok(seq) = seq.cast::<PySequence>() else {
             return Err(invalid(py, "seq", args::type_name(seq), "a mimo_cache.Sequence"));
@@ -164,18 +164,17 @@ impl PyTierPlanner {
         self.call(py, LONG, |tiers, cache| tiers.fetch(cache, id)).map(|fetch| fetch.map(PyFetch))
     }
 
-    /// A fetch is over. `ok`: its bytes are there and its rebuilds were run; else nothing of it is written any more, and
-    /// its sequence stands where it stood before. True when the sequence goes on from it; false also when it has ended.
-    ///
-    /// Raises `StepOrderError` for a number that is no fetch on its way.
+    /// A fetch is over. `ok`: its bytes are there and its rebuilds were run; else nothing of it is written any more,
+    /// and its sequence stands where it stood before. True when the sequence goes on from it; false also when it has
+    /// ended. Raises `StepOrderError` for a number that is no fetch on its way.
     fn fetched(&self, py: Python<'_>, id: &Bound<'_, PyAny>, ok: &Bound<'_, PyAny>) -> PyResult<bool> {
         let id = args::int(id, "id", 0, u64::MAX)?;
         let ok = args::flag(Some(ok), true, "ok")?;
         self.call(py, 0, |tiers, cache| tiers.fetched(cache, id, ok))
     }
 
-    /// What of a prefix goes down now, shallow first. To be asked when a prompt is computed and when its sequence ends,
-    /// after the steps that wrote it are retired; `tenant` owns it below.
+    /// What of a prefix goes down now, shallow first. To be asked when a prompt is computed and when its sequence
+    /// ends, after the steps that wrote it are retired; `tenant` owns it below.
     #[pyo3(
         signature = (tokens, key=None, spans=None, tenant=None),
         text_signature = "($self, tokens, key=None, spans=None, tenant=0)"
@@ -192,16 +191,16 @@ impl PyTierPlanner {
         PyList::new(py, saves.into_iter().map(|s| Bound::new(py, PySave(s))).collect::<PyResult<Vec<_>>>()?)
     }
 
-    /// A save is over; `ok`: its bytes are there, else nothing of it is written any more.
-    ///
-    /// Raises `StepOrderError` for a number that is no save on its way.
+    /// A save is over; `ok`: its bytes are there, else nothing of it is written any more. Raises `StepOrderError`
+    /// for a number that is no save on its way.
     fn saved(&self, py: Python<'_>, id: &Bound<'_, PyAny>, ok: &Bound<'_, PyAny>) -> PyResult<()> {
         let id = args::int(id, "id", 0, u64::MAX)?;
         let ok = args::flag(Some(ok), true, "ok")?;
         self.call(py, 0, |tiers, cache| tiers.saved(cache, id, ok))
     }
 
-    /// Names of the whole pages of a prompt in a tier that processes share, 32 bytes each, in the namespace of now.
+    /// Names of the whole pages of a prompt in a tier that processes share, 32 bytes each, in the namespace of
+    /// now.
     #[pyo3(signature = (tokens, key=None, spans=None))]
     fn names<'py>(
         &self,
@@ -217,9 +216,9 @@ impl PyTierPlanner {
         Ok(names.iter().map(|name| PyBytes::new(py, name)).collect())
     }
 
-    /// The largest boundary, in tokens and above `usable`, that cache, host tier and a tier below make resumable together;
-    /// `None` where there is none. `masks`: what the tier below has of the logical pages from `start` on, bit 0 the full
-    /// page, bit 32 the SWA page.
+    /// The largest boundary, in tokens and above `usable`, that cache, host tier and a tier below make resumable
+    /// together; `None` where there is none. `masks`: what the tier below has of the logical pages from `start` on,
+    /// bit 0 the full page, bit 32 the SWA page.
     #[pyo3(signature = (tokens, start, masks, key=None, spans=None))]
     fn reachable(
         &self,
@@ -238,9 +237,9 @@ impl PyTierPlanner {
         })
     }
 
-    /// Begins to bring the host tier up to `boundary` (tokens) with pages of another process. `name`: that of the page
-    /// which ends there, from when its bytes were asked for. `None`: the namespace is another one by now, the host tier
-    /// has it, it is on its way, or there is no room.
+    /// Begins to bring the host tier up to `boundary` (tokens) with pages of another process. `name`: that of the
+    /// page which ends there, from when its bytes were asked for. `None`: the namespace is another one by now, the
+    /// host tier has it, it is on its way, or there is no room.
     #[pyo3(
         signature = (tokens, boundary, name, key=None, spans=None, tenant=None),
         text_signature = "($self, tokens, boundary, name, key=None, spans=None, tenant=0)"
@@ -263,19 +262,17 @@ impl PyTierPlanner {
         Ok(receive.map(PyReceive))
     }
 
-    /// A receive is over. `records`: of each of `TierReceive.swa`, and all bytes are there; `None`: they did not come, and
-    /// nothing of it is written any more.
-    ///
-    /// Raises `StepOrderError` for a number that is no receive on its way, and `InvalidArgument` for records that do not
-    /// fit; it goes on then.
+    /// A receive is over. `records`: of each of `TierReceive.swa`, and all bytes are there; `None`: they did not
+    /// come, and nothing of it is written any more. Raises `StepOrderError` for a number that is no receive on its
+    /// way, and `InvalidArgument` for records that do not fit; it goes on then.
     fn received(&self, py: Python<'_>, id: &Bound<'_, PyAny>, records: Option<Vec<Vec<u32>>>) -> PyResult<()> {
         let id = args::int(id, "id", 0, u64::MAX)?;
         let records: Option<Vec<Record>> = records.map(|all| all.into_iter().map(Record::from_vec).collect());
         self.call(py, 0, |tiers, cache| tiers.received(cache, id, records.as_deref()))
     }
 
-    /// Leases what the host tier has of a boundary (tokens), to be read until `returned`. `None`: it is not there, or open
-    /// sequences were promised the room.
+    /// Leases what the host tier has of a boundary (tokens), to be read until `returned`. `None`: it is not there,
+    /// or open sequences were promised the room.
     #[pyo3(signature = (tokens, boundary, key=None, spans=None))]
     fn lend_down(
         &self,
@@ -296,8 +293,8 @@ impl PyTierPlanner {
         self.call(py, 0, |tiers, _| tiers.returned(id))
     }
 
-    /// The deepest 64 boundaries of a prompt (tokens) that the host tier keeps, of them those that were matched `hits`
-    /// times.
+    /// The deepest 64 boundaries of a prompt (tokens) that the host tier keeps, of them those that were matched
+    /// `hits` times.
     #[pyo3(signature = (tokens, hits, key=None, spans=None))]
     fn kept(
         &self,
@@ -311,8 +308,8 @@ impl PyTierPlanner {
         self.ask(py, tokens, key, spans, None, |tiers, _, prefix| tiers.kept(prefix, hits, 64))
     }
 
-    /// What computing a token and bringing up pages cost, in nanoseconds: a fetch that costs more than the tokens it saves
-    /// is not begun. All 0, as at the start: whatever can be fetched is.
+    /// What computing a token and bringing up pages cost, in nanoseconds: a fetch that costs more than the tokens it
+    /// saves is not begun. All 0, as at the start: whatever can be fetched is.
     #[pyo3(
         signature = (token=0.0, full_page=0.0, swa_page=0.0, load=0.0),
         text_signature = "($self, token=0.0, full_page=0.0, swa_page=0.0, load=0.0)"
@@ -339,7 +336,8 @@ impl PyTierPlanner {
         self.call(py, 0, |tiers, _| Ok(tiers.host().stats())).map(PyStats)
     }
 
-    /// Raises `IntegrityError` when the structures of the host tier contradict each other. For tests: it walks everything.
+    /// Raises `IntegrityError` when the structures of the host tier contradict each other. For tests: it walks
+    /// everything.
     fn check_integrity(&self, py: Python<'_>) -> PyResult<()> {
         self.call(py, LONG, |tiers, _| tiers.check_integrity())
     }
