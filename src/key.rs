@@ -170,6 +170,16 @@ pub fn page_key(parent: &[u8; 32], tokens: &[u32], spans: impl Iterator<Item = P
     h.finalize().into()
 }
 
+/// Name of a page's bytes in a tier that processes share: of its chain key and of the number of the bytes' layout. Bytes
+/// that lie in another order have another name.
+pub fn object_key(layout: &[u8; 32], page: &[u8; 32]) -> [u8; 32] {
+    let mut h = Sha256::new();
+    h.update(b"O");
+    h.update(layout);
+    h.update(page);
+    h.finalize().into()
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -1090,6 +1090,9 @@ class DeviceLayout:
     def swa_pages(self) -> int:
         """Pages of the SWA group in device memory, the null page included; 0 without the group."""
     @property
+    def digest(self) -> bytes:
+        """32 bytes that stand for the order of bytes in host pages: layers and sizes of all parts."""
+    @property
     def full_page_bytes(self) -> int:
         """Bytes of a full page, over all parts."""
     @property
@@ -1180,6 +1183,7 @@ class TierPlanner:
     - `full_pages`, `swa_pages`: pages of host memory, ids from 1. 0 for a group that the cache does not have.
     - `write`: when a prefix goes down, "through" (as soon as it is computed) or "hit<n>" (when it was matched n times).
     - `max_saving`: pages on their way down at once.
+    - `layout`: 32 bytes for the order of bytes in host pages (`DeviceLayout.digest`), part of the pages' names.
 
     A cache has one planner at most. `clear` and `set_weights` of the cache hold for the host tier as well. What was
     fetched is told by `fetched`, what was saved by `saved`, whatever became of it: until then both ends are leased.
@@ -1193,6 +1197,7 @@ class TierPlanner:
         swa_pages: SupportsIndex = 0,
         write: str = "through",
         max_saving: SupportsIndex = 4096,
+        layout: bytes | None = None,
     ) -> TierPlanner: ...
     def usable(self, tokens: _Tokens, key: Key | None = None, spans: _Spans | None = None) -> int:
         """The usable prefix of cache and host tier together, in tokens. Neither lease nor recency."""
@@ -1212,14 +1217,68 @@ class TierPlanner:
         ended. Raises `StepOrderError` for a number that is no fetch on its way.
         """
     def save(
-        self, tokens: _Tokens, key: Key | None = None, spans: _Spans | None = None, tenant: SupportsIndex = 0
+        self,
+        tokens: _Tokens,
+        key: Key | None = None,
+        spans: _Spans | None = None,
+        tenant: SupportsIndex = 0,
+        start: SupportsIndex = 0,
     ) -> list[TierSave]:
         """What of a prefix goes down now, shallow first. To be asked when a prompt is computed and when its sequence
-        ends, after the steps that wrote it are retired; `tenant` owns it below.
+        ends, after the steps that wrote it are retired; `tenant` owns it below. `start`: the tokens it was opened with;
+        boundaries before are not offered again.
         """
     def saved(self, id: SupportsIndex, ok: bool) -> None:
         """A save is over; `ok`: its bytes are there, else nothing of it is written any more. Raises `StepOrderError`
         for a number that is no save on its way.
+        """
+    def names(self, tokens: _Tokens, key: Key | None = None, spans: _Spans | None = None) -> list[bytes]:
+        """Names of the whole pages of a prompt in a tier that processes share, 32 bytes each, in the namespace of
+        now.
+        """
+    def reachable(
+        self,
+        tokens: _Tokens,
+        start: SupportsIndex,
+        masks: AbstractSequence[int],
+        key: Key | None = None,
+        spans: _Spans | None = None,
+    ) -> int | None:
+        """The largest boundary, in tokens and above `usable`, that cache, host tier and a tier below make resumable
+        together; `None` where there is none. `masks`: what the tier below has of the logical pages from `start` on,
+        bit 0 the full page, bit 32 the SWA page.
+        """
+    def receive(
+        self,
+        tokens: _Tokens,
+        boundary: SupportsIndex,
+        name: bytes,
+        key: Key | None = None,
+        spans: _Spans | None = None,
+        tenant: SupportsIndex = 0,
+    ) -> TierReceive | None:
+        """Begins to bring the host tier up to `boundary` (tokens) with pages of another process. `name`: that of the
+        page which ends there, from when its bytes were asked for. `None`: the namespace is another one by now, the
+        host tier has it, it is on its way, or there is no room.
+        """
+    def received(self, id: SupportsIndex, records: AbstractSequence[AbstractSequence[int]] | None) -> None:
+        """A receive is over. `records`: of each of `TierReceive.swa`, and all bytes are there; `None`: they did not
+        come, and nothing of it is written any more. Raises `StepOrderError` for a number that is no receive on its
+        way, and `InvalidArgument` for records that do not fit; it goes on then.
+        """
+    def lend_down(
+        self, tokens: _Tokens, boundary: SupportsIndex, key: Key | None = None, spans: _Spans | None = None
+    ) -> TierLoan | None:
+        """Leases what the host tier has of a boundary (tokens), to be read until `returned`. `None`: it is not there,
+        or open sequences were promised the room.
+        """
+    def returned(self, id: SupportsIndex) -> None:
+        """Nothing reads the pages of a loan any more. Raises `StepOrderError` for a number that is no loan."""
+    def kept(
+        self, tokens: _Tokens, hits: SupportsIndex, key: Key | None = None, spans: _Spans | None = None
+    ) -> list[int]:
+        """The deepest 64 boundaries of a prompt (tokens) that the host tier keeps, of them those that were matched
+        `hits` times.
         """
     def set_cost(self, token: float = 0.0, full_page: float = 0.0, swa_page: float = 0.0, load: float = 0.0) -> None:
         """What computing a token and bringing up pages cost, in nanoseconds: a fetch that costs more than the tokens it
@@ -1283,6 +1342,49 @@ class TierSave:
         """The boundary that it makes resumable in the host tier, in tokens."""
 
 @final
+class TierReceive:
+    """Pages that come to the host tier from another process."""
+
+    @property
+    def id(self) -> int:
+        """Its number."""
+    @property
+    def full_pairs(self) -> npt.NDArray[np.uint32]:
+        """Full pages to copy down from the cache, uint32 [n, 2]: (device page, host page)."""
+    @property
+    def swa_pairs(self) -> npt.NDArray[np.uint32]:
+        """SWA pages to copy down from the cache, uint32 [n, 2]: (device page, host page)."""
+    @property
+    def full(self) -> list[tuple[int, int]]:
+        """Full pages to write from elsewhere: (logical page, host page)."""
+    @property
+    def swa(self) -> list[tuple[int, int]]:
+        """SWA pages to write from elsewhere: (logical page, host page)."""
+    @property
+    def boundary(self) -> int:
+        """The boundary that they make resumable in the host tier, in tokens."""
+
+@final
+class TierLoan:
+    """Pages of the host tier under a lease."""
+
+    @property
+    def id(self) -> int:
+        """Its number."""
+    @property
+    def names(self) -> list[bytes]:
+        """Names of all pages before the boundary, in order, 32 bytes each."""
+    @property
+    def full(self) -> list[tuple[int, int]]:
+        """Full pages: (logical page, host page)."""
+    @property
+    def swa(self) -> list[tuple[int, int]]:
+        """SWA pages of the window: (logical page, host page)."""
+    @property
+    def records(self) -> list[list[int]]:
+        """Of each SWA page the tokens after it with which its MTP rows were made."""
+
+@final
 class TierStats:
     """What came of a planner's moves."""
 
@@ -1324,6 +1426,24 @@ class TierStats:
     @property
     def no_room_below(self) -> int:
         """Boundaries that did not go down for want of room, or because too many pages were on their way."""
+    @property
+    def receives(self) -> int:
+        """Boundaries that came from another process."""
+    @property
+    def receives_failed(self) -> int:
+        """Of them, those that failed."""
+    @property
+    def received_full(self) -> int:
+        """Full pages that came from another process."""
+    @property
+    def received_swa(self) -> int:
+        """SWA pages that came from another process."""
+    @property
+    def lent(self) -> int:
+        """Boundaries that were lent for writing to the tier below."""
+    @property
+    def lending(self) -> int:
+        """Of them, those that are lent now."""
     @property
     def saving_pages(self) -> int:
         """Pages on their way down now."""

@@ -1,8 +1,8 @@
 //! `lend`: pages stay where they are while another tier reads them; and what another tier asks before that.
 
 use super::{Cache, PageKey, Record, SeqId};
-use crate::error::Result;
-use crate::key::{Key, Span, spans_before};
+use crate::error::{Error, Result};
+use crate::key::{Key, Span, spans_before, validate_spans};
 use crate::policy::{NIL, kind};
 use crate::pool::{Hold, MoveBucket};
 use crate::tree::{Cursor, Query, WalkPlace};
@@ -117,6 +117,43 @@ impl Cache {
             true
         });
         Ok(Some((self.tree.roots[root].key, keys)))
+    }
+
+    /// Chain keys of logical pages of these tokens in the namespace of now, whether the tree has the pages or not.
+    pub fn page_keys(&self, tokens: &[u32], key: &Key, spans: &[Span], pages: Range<u64>) -> Result<Vec<PageKey>> {
+        key.validate()?;
+        validate_spans(spans, tokens.len() as u64)?;
+        let most = tokens.len() as u64 / self.page();
+        if pages.start > pages.end || pages.end > most {
+            return Err(Error::invalid("pages", format!("{pages:?}"), format!("a range within 0..{most}")));
+        }
+        let found = self.find_prefix(tokens, key, spans)?;
+        let mut parent = self.tree.current_key(&self.base_key(key), &self.weights, key);
+        let mut out = vec![PageKey::default(); (pages.end - pages.start) as usize];
+        let mut put = |page: u64, key: PageKey| {
+            if page >= pages.start {
+                out[(page - pages.start) as usize] = key;
+            }
+        };
+        let mut at = 0;
+        if let Some((_, place)) = found {
+            at = u64::from(place.depth).min(pages.end);
+            let from = pages.start.min(at.saturating_sub(1));
+            self.tree.path_back(place.node, from as u32, at as u32, |page, slot| {
+                let key = *self.tree.slots.key(slot);
+                if u64::from(page) + 1 == at {
+                    parent = key;
+                }
+                put(u64::from(page), key);
+                true
+            });
+        }
+        let query = Query::new(tokens, spans);
+        for page in at..pages.end {
+            parent = query.key(&parent, page, self.config.page_size);
+            put(page, parent);
+        }
+        Ok(out)
     }
 
     /// Where a sequence stands, for the tier below; `None` while it is inside a page, and when its namespace is not the one

@@ -134,14 +134,12 @@ impl Cache {
     /// Moves the sequence to boundary `to` and tells which pages are to be written. See the module's text.
     pub fn load(&mut self, id: SeqId, options: &LoadOptions<'_>) -> Result<Load> {
         let missing = self.missing(id, options.to)?;
-        let (records, n_mtp) = (options.records, self.tree.n_mtp as usize);
+        let records = options.records;
         if records.len() != missing.swa.len() {
             let allowed = format!("{}, one for each missing SWA page", missing.swa.len());
             return Err(Error::invalid("number of records", records.len(), allowed));
         }
-        if let Some(long) = records.iter().find(|r| r.len() > n_mtp) {
-            return Err(Error::invalid("tokens in a record", long.len(), format!("at most {n_mtp}")));
-        }
+        self.check_records(records.iter())?;
         let end = (options.to / self.page()) as u32;
         let sources = self.sources(id.index, end, options.keep_records);
         self.check_load_room(id.index, &missing, &sources)?;
@@ -220,6 +218,32 @@ impl Cache {
         self.rebalance();
         self.settle();
         Ok(load)
+    }
+
+    /// Records that come with the bytes of a load: (logical page, record) of some of the pages that it named, to be told
+    /// before [`Self::load_done`].
+    pub fn load_records(&mut self, id: SeqId, records: &[(u64, Record)]) -> Result<()> {
+        let seq = self.seq(id, "load into")?;
+        if !seq.load.as_ref().is_some_and(|l| l.keep_records) {
+            let (call, state) = ("tell records of", "without a load that keeps them");
+            return Err(Error::State { call, state, allowed: "loading, with keep_records" });
+        }
+        self.check_records(records.iter().map(|(_, record)| record))?;
+        for (logical, record) in records {
+            let Some(own) = self.seqs[id.index].loaded.iter_mut().find(|l| u64::from(l.logical) == *logical) else {
+                return Err(Error::invalid("logical page of a record", logical, "a page of the load"));
+            };
+            own.record = Some(record.clone());
+        }
+        Ok(())
+    }
+
+    fn check_records<'a>(&self, mut records: impl Iterator<Item = &'a Record>) -> Result<()> {
+        let n_mtp = self.tree.n_mtp as usize;
+        match records.find(|r| r.len() > n_mtp) {
+            Some(long) => Err(Error::invalid("tokens in a record", long.len(), format!("at most {n_mtp}"))),
+            None => Ok(()),
+        }
     }
 
     /// Both pools have room for the load, by count; changes nothing.

@@ -273,6 +273,11 @@ impl Cache {
         Ok(())
     }
 
+    /// The version of the weights that later requests belong to.
+    pub(crate) fn weights(&self) -> &[u8] {
+        &self.weights
+    }
+
     /// The most cached pages that a tenant's publications may own.
     pub fn set_tenant_share(&mut self, tenant: u32, max_full: u64, max_swa: u64) {
         self.tree.set_share(tenant, max_full, max_swa);

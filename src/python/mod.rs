@@ -34,6 +34,8 @@ mod tier_errors;
 #[cfg(target_os = "linux")]
 mod tier_layout;
 #[cfg(target_os = "linux")]
+mod tier_moves;
+#[cfg(target_os = "linux")]
 mod tier_plan;
 mod tokens;
 mod trace;
@@ -72,8 +74,10 @@ fn _core(m: &Bound<'_, PyModule>) -> PyResult<()> {
         m.add_class::<tier_copy::PyKvCopier>()?;
         m.add_class::<tier_copy::PyCopyJob>()?;
         m.add_class::<tier_plan::PyTierPlanner>()?;
-        m.add_class::<tier_plan::PyFetch>()?;
-        m.add_class::<tier_plan::PySave>()?;
+        m.add_class::<tier_moves::PyFetch>()?;
+        m.add_class::<tier_moves::PySave>()?;
+        m.add_class::<tier_moves::PyReceive>()?;
+        m.add_class::<tier_moves::PyLoan>()?;
         m.add_class::<report::PyTierStats>()?;
     }
     replay::register(m)?;

@@ -413,6 +413,18 @@ counters! {
         saved_swa,
         /// Boundaries that did not go down for want of room, or because too many pages were on their way.
         no_room_below,
+        /// Boundaries that came from another process.
+        receives,
+        /// Of them, those that failed.
+        receives_failed,
+        /// Full pages that came from another process.
+        received_full,
+        /// SWA pages that came from another process.
+        received_swa,
+        /// Boundaries that were lent for writing to the tier below.
+        lent,
+        /// Of them, those that are lent now.
+        lending,
         /// Pages on their way down now.
         saving_pages,
         /// Fetches on their way now.

@@ -7,7 +7,7 @@ use crate::tier::{DeviceMemory, HostRegion, Hugepages, Layout, Part, PoolGroup};
 use pyo3::exceptions::PyBufferError;
 use pyo3::ffi;
 use pyo3::prelude::*;
-use pyo3::types::{PyMemoryView, PyTuple};
+use pyo3::types::{PyBytes, PyMemoryView, PyTuple};
 use std::ffi::c_int;
 use std::sync::Arc;
 
@@ -105,6 +105,12 @@ impl PyDeviceLayout {
     #[getter]
     fn swa_pages(&self) -> u32 {
         self.memory.layout().group(PoolGroup::Swa).pages()
+    }
+
+    /// 32 bytes that stand for the order of bytes in host pages: layers and sizes of all parts.
+    #[getter]
+    fn digest<'py>(&self, py: Python<'py>) -> Bound<'py, PyBytes> {
+        PyBytes::new(py, &self.memory.layout().digest())
     }
 
     /// Bytes of a full page, over all parts.

@@ -379,7 +379,8 @@ impl Engine {
         self.cache.finish(seq)?;
         if let Some(host) = &mut self.host {
             let key = Key::default();
-            for save in host.save(&mut self.cache, &Prefix { tokens: &prompt, key: &key, spans: &[], tenant: 0 })? {
+            let prefix = Prefix { tokens: &prompt, key: &key, spans: &[], tenant: 0 };
+            for save in host.save(&mut self.cache, &prefix, report.matched.usable)? {
                 host.saved(&mut self.cache, save.id, true)?;
             }
         }

@@ -5,6 +5,7 @@
 //! to [`HOST_ALIGN`]. All offsets are derived here, once, with every sum checked.
 
 use super::error::TierError;
+use sha2::{Digest, Sha256};
 use std::fmt;
 
 /// What the size of a host page is a multiple of, in bytes.
@@ -209,6 +210,21 @@ impl Layout {
     /// The pages of one group.
     pub fn group(&self, group: PoolGroup) -> &GroupLayout {
         &self.groups[group.index()]
+    }
+
+    /// Number of the order of bytes in host pages: SHA-256 of the tag `mimo-cache pages 1` and, for the full and the SWA
+    /// group, the number of parts (u32), and layer (u32) and bytes (u64) of each, little-endian.
+    pub fn digest(&self) -> [u8; 32] {
+        let mut h = Sha256::new();
+        h.update(b"mimo-cache pages 1");
+        for group in &self.groups {
+            h.update((group.parts.len() as u32).to_le_bytes());
+            for part in &group.parts {
+                h.update(part.layer.to_le_bytes());
+                h.update((part.bytes as u64).to_le_bytes());
+            }
+        }
+        h.finalize().into()
     }
 
     /// What each layer reads, in ascending order of layers.

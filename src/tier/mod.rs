@@ -21,6 +21,7 @@ mod layout;
 #[cfg(target_os = "linux")]
 mod mapping;
 mod plan;
+mod remote;
 mod save;
 mod tiers;
 mod types;
@@ -35,4 +36,4 @@ pub use host::{HostRegion, Hugepages};
 pub use layout::{GroupLayout, HOST_ALIGN, LayerStep, Layout, NULL_PAGE, Part, PoolGroup};
 pub use plan::{Cost, Residency, union_boundary};
 pub use tiers::Tiers;
-pub use types::{Fetch, Pairs, Prefix, Save, TierConfig, TierStats, Write};
+pub use types::{Fetch, Loan, Pairs, Prefix, Receive, Save, TierConfig, TierStats, Write};

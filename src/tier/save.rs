@@ -2,8 +2,8 @@
 
 use super::Tiers;
 use super::tiers::Going;
-use super::types::{Pairs, Prefix, Save};
-use crate::cache::{Boundary, Cache, LoadOptions, RequestOptions};
+use super::types::{Prefix, Receive, Save};
+use crate::cache::{Boundary, Cache, Lent, LoadOptions, PageKey, Record, RequestOptions};
 use crate::error::{Error, Result};
 use crate::key::{PageKeys, spans_before};
 
@@ -15,12 +15,15 @@ impl Tiers {
     /// wants, shallow first. To be called when its prompt is computed and when it ends, after the steps that wrote it are
     /// retired. What has no room is left out, to be asked for again at the next occasion.
     ///
+    /// `start`: the tokens it was opened with. Boundaries before were offered when they were made; to offer them to every
+    /// request that passes would undo what the host tier let go.
+    ///
     /// # Errors
     /// As [`Cache::match_tokens`].
-    pub fn save(&mut self, above: &mut Cache, prefix: &Prefix<'_>) -> Result<Vec<Save>> {
+    pub fn save(&mut self, above: &mut Cache, prefix: &Prefix<'_>, start: u64) -> Result<Vec<Save>> {
         let Prefix { tokens, key, spans, .. } = *prefix;
         let mut out = Vec::new();
-        for boundary in above.boundaries(tokens, key, spans, 0, BOUNDARIES)? {
+        for boundary in above.boundaries(tokens, key, spans, start.saturating_sub(1), BOUNDARIES)? {
             if !self.config.write.wants(boundary.hits) {
                 continue;
             }
@@ -43,7 +46,7 @@ impl Tiers {
     }
 
     fn save_one(&mut self, above: &mut Cache, prefix: &Prefix<'_>, boundary: &Boundary) -> Result<Saved> {
-        let Prefix { tokens, key, spans, tenant } = *prefix;
+        let Prefix { tokens, key, spans, .. } = *prefix;
         let (at, page) = (boundary.at, self.page());
         let Some((root, keys)) = above.path_keys(tokens, key, spans, at / page)? else { return Ok(Saved::There) };
         let name = *keys.last().expect("a boundary has pages before it");
@@ -53,41 +56,104 @@ impl Tiers {
         if self.stats().saving_pages >= u64::from(self.config.max_saving) {
             return Ok(Saved::NoRoom);
         }
+        Ok(match self.bring(above, prefix, boundary, (name, PageKeys::new(root, 0, keys)), false)? {
+            Some(brought) => {
+                self.stats.saves += 1;
+                Saved::Going(Save { id: brought.id, pairs: brought.pairs, at })
+            }
+            None => Saved::NoRoom,
+        })
+    }
+
+    /// Begins to load the host tier up to a boundary: from the cache above, and, with `elsewhere`, what that one lacks from
+    /// another process. `name`: the key of the page that ends there, and what keys
+    /// of the pages before are known. `None`: a pool has no room, or there is no such page.
+    pub(super) fn bring(
+        &mut self,
+        above: &mut Cache,
+        prefix: &Prefix<'_>,
+        boundary: &Boundary,
+        (name, keys): (PageKey, PageKeys),
+        elsewhere: bool,
+    ) -> Result<Option<Receive>> {
+        let Prefix { tokens, key, spans, tenant } = *prefix;
+        let at = boundary.at;
         // Its own tokens end with the boundary: what came after is another reader's.
         let own = &tokens[..at as usize];
         let options = RequestOptions { key: key.clone(), spans: spans_before(spans, at), tenant, store: true };
         let mut request = self.host.request(own.to_vec(), options)?;
-        request.set_keys(PageKeys::new(root, 0, keys));
+        request.set_keys(keys);
         let seq = match self.host.open(&mut request, 0) {
             Ok(seq) => seq,
-            Err(Error::OutOfPages(_)) => return Ok(Saved::NoRoom),
+            Err(Error::OutOfPages(_)) => return Ok(None),
             Err(error) => return Err(error),
         };
         let missing = self.host.missing(seq, at)?;
-        let Some(loan) = above.lend((tokens, key, spans), None, missing.full.clone(), &missing.swa)? else {
-            self.host.abort(seq)?;
-            return Ok(Saved::NoRoom);
-        };
-        let options = LoadOptions { to: at, kinds: boundary.kinds, records: &loan.records, keep_records: true };
+        let (mut full, mut swa) = (missing.full.clone(), missing.swa.clone());
+        if elsewhere {
+            let from = swa.first().copied().unwrap_or(at / self.page());
+            let (depth, map) = above.window_map(tokens, key, spans, from)?;
+            full.end = full.end.min(depth).max(full.start);
+            swa.retain(|page| map.get((page - from) as usize) == Some(&true));
+        }
+        let mut lent = Lent::default();
+        let borrows = !(full.is_empty() && swa.is_empty());
+        if borrows {
+            match above.lend((tokens, key, spans), None, full.clone(), &swa)? {
+                Some(loan) => lent = loan,
+                None => {
+                    self.host.abort(seq)?;
+                    return Ok(None);
+                }
+            }
+        }
+        let from_above = |page: &u64| swa.iter().position(|lent| lent == page);
+        let record = |page| from_above(page).map_or_else(Record::new, |i| lent.records[i].clone());
+        let records: Vec<Record> = missing.swa.iter().map(record).collect();
+        let options = LoadOptions { to: at, kinds: boundary.kinds, records: &records, keep_records: true };
         let load = match self.host.load(seq, &options) {
             Ok(load) => load,
             Err(error) => {
                 self.host.abort(seq)?;
-                above.move_done(loan.id)?;
-                return if matches!(error, Error::OutOfPages(_)) { Ok(Saved::NoRoom) } else { Err(error) };
+                if borrows {
+                    above.move_done(lent.id)?;
+                }
+                return if matches!(error, Error::OutOfPages(_)) { Ok(None) } else { Err(error) };
             }
         };
-        let pair = |above: &[u32], here: &[(u64, u32)]| above.iter().copied().zip(here.iter().map(|h| h.1)).collect();
-        let pairs = Pairs { full: pair(&loan.full, &load.full), swa: pair(&loan.swa, &load.swa) };
-        let (full, swa) = (pairs.full.len() as u64, pairs.swa.len() as u64);
-        self.going.insert(load.id, Going { seq, loan: loan.id, full, swa, key: name });
+        let mut out = Receive { id: load.id, at, ..Receive::default() };
+        for (page, host) in load.full {
+            match full.contains(&page) {
+                true => out.pairs.full.push((lent.full[(page - full.start) as usize], host)),
+                false => out.full.push((page, host)),
+            }
+        }
+        for (page, host) in load.swa {
+            match from_above(&page) {
+                Some(i) => out.pairs.swa.push((lent.swa[i], host)),
+                None => out.swa.push((page, host)),
+            }
+        }
+        let counts = |full: usize, swa: usize| (full as u64, swa as u64);
+        let (full, swa) = match elsewhere {
+            true => counts(out.full.len(), out.swa.len()),
+            false => counts(out.pairs.full.len(), out.pairs.swa.len()),
+        };
+        let going = Going {
+            seq,
+            loan: borrows.then_some(lent.id),
+            full,
+            swa,
+            key: name,
+            awaited: elsewhere.then(|| out.swa.iter().map(|(page, _)| *page).collect()),
+        };
+        self.going.insert(load.id, going);
         self.saving.insert(name);
-        self.stats.saves += 1;
-        Ok(Saved::Going(Save { id: load.id, pairs, at }))
+        Ok(Some(out))
     }
 
     /// The host tier can go on from this boundary.
-    fn has(&self, prefix: &Prefix<'_>, at: u64) -> Result<bool> {
+    pub(super) fn has(&self, prefix: &Prefix<'_>, at: u64) -> Result<bool> {
         let end = at / self.page();
         let first = end - self.need().min(end);
         let (depth, map) = self.host.window_map(prefix.tokens, prefix.key, prefix.spans, first)?;
@@ -99,21 +165,35 @@ impl Tiers {
     /// # Errors
     /// [`Error::Order`] for a number that is no copy on its way.
     pub fn saved(&mut self, above: &mut Cache, id: u64, ok: bool) -> Result<()> {
-        let Some(going) = self.going.remove(&id) else {
-            let running: Vec<_> = self.going.keys().take(8).collect();
-            return Err(Error::Order { what: "save", value: id, expected: format!("one of {running:?}") });
-        };
-        self.saving.remove(&going.key);
-        self.host.load_done(id, ok)?;
-        above.move_done(going.loan)?;
+        let going = self.brought(above, id, ok, false)?;
         if ok {
             self.stats.saved_full += going.full;
             self.stats.saved_swa += going.swa;
-            self.host.finish(going.seq)
         } else {
             self.stats.saves_failed += 1;
-            self.host.abort(going.seq)
         }
+        Ok(())
+    }
+
+    /// Ends what [`Self::bring`] began: publishes it, or takes it back.
+    pub(super) fn brought(&mut self, above: &mut Cache, id: u64, ok: bool, elsewhere: bool) -> Result<Going> {
+        let Some(going) = self.going.get(&id).filter(|g| g.awaited.is_some() == elsewhere) else {
+            let mine = self.going.iter().filter(|(_, g)| g.awaited.is_some() == elsewhere);
+            let running: Vec<_> = mine.map(|(id, _)| id).take(8).collect();
+            let what = if elsewhere { "receive" } else { "save" };
+            return Err(Error::Order { what, value: id, expected: format!("one of {running:?}") });
+        };
+        self.saving.remove(&going.key);
+        let going = self.going.remove(&id).expect("found before");
+        self.host.load_done(id, ok)?;
+        if let Some(loan) = going.loan {
+            above.move_done(loan)?;
+        }
+        match ok {
+            true => self.host.finish(going.seq)?,
+            false => self.host.abort(going.seq)?,
+        }
+        Ok(going)
     }
 }
 

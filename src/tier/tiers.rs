@@ -33,12 +33,14 @@ struct Coming {
 pub(super) struct Going {
     /// The host tier's sequence.
     pub(super) seq: SeqId,
-    /// The loan of the cache above.
-    pub(super) loan: u64,
+    /// The loan of the cache above, if it has any of the pages.
+    pub(super) loan: Option<u64>,
     pub(super) full: u64,
     pub(super) swa: u64,
     /// Key of the page that ends at the boundary.
     pub(super) key: [u8; 32],
+    /// Logical SWA pages that come from another process with their records; `None` for a copy from above alone.
+    pub(super) awaited: Option<Vec<u64>>,
 }
 
 /// See the module's text.
@@ -51,12 +53,16 @@ pub struct Tiers {
     pub(super) going: BTreeMap<u64, Going>,
     /// Boundaries on their way down.
     pub(super) saving: BTreeSet<[u8; 32]>,
+    /// Loans of the host tier for the tier below it.
+    pub(super) lending: BTreeSet<u64>,
+    /// Number of the layout of the bytes of host pages.
+    pub(super) layout: [u8; 32],
     pub(super) stats: TierStats,
     need: u64,
 }
 
 impl Tiers {
-    /// A host tier below `above`. What was set there by `set_weights` must be told here as well.
+    /// A host tier below `above`. What is set there later by `set_weights` must be told here as well.
     ///
     /// # Errors
     /// [`Error::Invalid`] for pools that cannot hold one window, or of groups that the cache above does not have.
@@ -76,7 +82,7 @@ impl Tiers {
         let window = if c.swa_pages > 0 { c.window } else { 0 };
         let need = u64::from(window.div_ceil(c.page_size));
         let retention = Retention { seq_end: false, branch: false, stride: 0, dense_stride: 0, ..c.retention.clone() };
-        let host = Cache::new(CacheConfig {
+        let mut host = Cache::new(CacheConfig {
             full_pages: config.full_pages,
             swa_pages: config.swa_pages,
             // The window before and after a load, of a sequence or two.
@@ -88,6 +94,7 @@ impl Tiers {
             region: None,
             ..c.clone()
         })?;
+        host.set_weights(above.weights())?;
         Ok(Tiers {
             config,
             host,
@@ -95,6 +102,8 @@ impl Tiers {
             coming: BTreeMap::new(),
             going: BTreeMap::new(),
             saving: BTreeSet::new(),
+            lending: BTreeSet::new(),
+            layout: [0; 32],
             stats: TierStats::default(),
             need,
         })
@@ -132,8 +141,9 @@ impl Tiers {
 
     /// Counters, and what is on its way.
     pub fn stats(&self) -> TierStats {
-        let saving = self.going.values().map(|g| g.full + g.swa).sum();
-        TierStats { saving_pages: saving, fetching: self.coming.len() as u64, ..self.stats }
+        let saving = self.going.values().filter(|g| g.awaited.is_none()).map(|g| g.full + g.swa).sum();
+        let (fetching, lending) = (self.coming.len() as u64, self.lending.len() as u64);
+        TierStats { saving_pages: saving, fetching, lending, ..self.stats }
     }
 
     /// The longest usable prefix of both tiers together, in tokens, with one token left to compute. No lease, no recency.

@@ -1,6 +1,6 @@
 //! The plain values of [`Tiers`](super::Tiers): how it is set up, and the moves it asks for.
 
-use crate::cache::MtpRebuild;
+use crate::cache::{MtpRebuild, Record};
 use crate::error::{Error, Result};
 use crate::key::{Key, Span};
 
@@ -109,6 +109,36 @@ pub struct Save {
     pub at: u64,
 }
 
+/// Pages that come to the host tier from another process, through the tier below it.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Receive {
+    /// Its number, for [`Tiers::received`](super::Tiers::received).
+    pub id: u64,
+    /// What the cache above has and the host tier lacks: to be copied down, as a [`Save`]'s.
+    pub pairs: Pairs,
+    /// Full pages to write from elsewhere: (logical page, host page).
+    pub full: Vec<(u64, u32)>,
+    /// SWA pages to write from elsewhere: (logical page, host page).
+    pub swa: Vec<(u64, u32)>,
+    /// The boundary that they make resumable, in tokens.
+    pub at: u64,
+}
+
+/// Pages of the host tier under a lease, to be written to the tier below it.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Loan {
+    /// Its number, for [`Tiers::returned`](super::Tiers::returned).
+    pub id: u64,
+    /// Names of all pages before the boundary, in order.
+    pub keys: Vec<[u8; 32]>,
+    /// Full pages: (logical page, host page).
+    pub full: Vec<(u64, u32)>,
+    /// SWA pages of the window: (logical page, host page).
+    pub swa: Vec<(u64, u32)>,
+    /// Records of the SWA pages.
+    pub records: Vec<Record>,
+}
+
 /// What came of everything so far.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub struct TierStats {
@@ -136,6 +166,18 @@ pub struct TierStats {
     pub saved_swa: u64,
     /// Boundaries that were not written because the host tier had no room, or too many pages were on their way.
     pub no_room_below: u64,
+    /// Boundaries that came from another process.
+    pub receives: u64,
+    /// Of them, those whose bytes did not come.
+    pub receives_failed: u64,
+    /// Full and SWA pages that came from another process.
+    pub received_full: u64,
+    /// See `received_full`.
+    pub received_swa: u64,
+    /// Boundaries lent for writing to the tier below.
+    pub lent: u64,
+    /// Of them, those that were not returned yet.
+    pub lending: u64,
     /// Pages on their way down now.
     pub saving_pages: u64,
     /// Loads on their way now.

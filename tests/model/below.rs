@@ -5,7 +5,7 @@
 //! began. A move that fails leaves garbage.
 
 use super::lifecycle::pick;
-use super::memory::{Memory, Page, Row};
+use super::memory::{Memory, Page, Row, Rows};
 use super::op::Prompt;
 use super::story::{Story, key};
 use super::world::World;
@@ -18,7 +18,7 @@ use std::collections::BTreeMap;
 pub struct Below {
     pub tiers: Tiers,
     pub memory: Memory,
-    saves: BTreeMap<u64, (Save, Vec<Vec<Option<Row>>>)>,
+    saves: BTreeMap<u64, (Save, Vec<Rows>)>,
 }
 
 /// (source, target) of every page.
@@ -98,7 +98,7 @@ impl World {
         let story = self.story(p);
         let Some(below) = &mut self.below else { return };
         let key = key(story.key);
-        for save in below.tiers.save(&mut self.cache, &prefix(&story, &key)).expect("a valid prompt") {
+        for save in below.tiers.save(&mut self.cache, &prefix(&story, &key), 0).expect("a valid prompt") {
             let was = pages(&save.pairs, false).iter().map(|(source, _)| self.memory.page(*source)).collect();
             below.saves.insert(save.id, (save, was));
         }
@@ -115,7 +115,7 @@ impl World {
 
     /// Pages are lent to the host tier.
     pub fn lends_below(&self) -> bool {
-        self.below.as_ref().is_some_and(|b| !b.saves.is_empty())
+        self.remote.borrows() || self.below.as_ref().is_some_and(|b| !b.saves.is_empty())
     }
 
     pub fn check_below(&self) {
@@ -136,6 +136,7 @@ impl World {
 
     /// Everything on its way down ends, and every page of the host tier comes home.
     pub fn close_below(&mut self) {
+        self.close_remote();
         while self.below.as_ref().is_some_and(|b| !b.saves.is_empty()) {
             self.saved(0, true);
             self.audit();

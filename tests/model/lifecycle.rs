@@ -73,6 +73,11 @@ impl World {
             Op::Fetch { seq } => _ = open(self, seq).map(|i| self.fetch(i)),
             Op::Save { prompt } => self.save(prompt),
             Op::Saved { which, ok } => self.saved(which, ok),
+            Op::ReceiveBelow { prompt, far, taste } => self.receive_below(prompt, far, taste),
+            Op::Received { which, ok } => self.received(which, ok),
+            Op::ServeBelow { prompt, taste } => self.serve_below(prompt, taste),
+            Op::LendBelow { prompt, far } => self.lend_below(prompt, far),
+            Op::Returned { which } => self.returned(which),
             Op::Reassign { to_full, chunk } => self.reassign(to_full, chunk),
         }
     }

@@ -25,6 +25,9 @@ pub struct Row {
     pub mtp: [u32; HEADS],
 }
 
+/// All rows of a page.
+pub type Rows = Vec<Option<Row>>;
+
 /// A page of one pool.
 pub type Page = (Group, u32);
 

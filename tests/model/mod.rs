@@ -26,6 +26,7 @@ pub mod load;
 pub mod memory;
 pub mod op;
 pub mod region;
+pub mod remote;
 pub mod runner;
 pub mod script;
 pub mod setup;

@@ -145,6 +145,29 @@ pub enum Op {
         which: u8,
         ok: bool,
     },
+    /// Pages of a prompt come to it from another process.
+    ReceiveBelow {
+        prompt: Prompt,
+        far: u8,
+        taste: u8,
+    },
+    Received {
+        which: u8,
+        ok: bool,
+    },
+    /// It lends what it has of a prompt.
+    /// A request for it: opened and fetched at once.
+    ServeBelow {
+        prompt: Prompt,
+        taste: u8,
+    },
+    LendBelow {
+        prompt: Prompt,
+        far: u8,
+    },
+    Returned {
+        which: u8,
+    },
     /// Only in worlds with a region: the other pool is told to give up a chunk.
     Reassign {
         to_full: bool,
@@ -167,6 +190,27 @@ impl Op {
     pub fn decode_below([kind, a, b, c, d, e]: [u8; 6]) -> Op {
         match kind {
             24..=31 => Op::Fetch { seq: a },
+            38..=39 | 130..=134 => Op::ReceiveBelow {
+                prompt: Prompt {
+                    base: a,
+                    keep: b,
+                    tail: c,
+                    taste: d & 3,
+                    flags: if d < 128 { 0 } else { (d / 4) & 31 },
+                },
+                far: e,
+                taste: (a ^ c).wrapping_add(d).wrapping_mul(31) ^ e,
+            },
+            60..=62 => Op::Received { which: a, ok: b % 4 != 1 },
+            63..=64 => Op::LendBelow {
+                prompt: Prompt { base: a, keep: b, tail: c, taste: d, flags: if e < 128 { 0 } else { e & 31 } },
+                far: e,
+            },
+            135..=139 => Op::ServeBelow {
+                prompt: Prompt { base: a, keep: b, tail: c, taste: d, flags: if e < 128 { 0 } else { e & 31 } },
+                taste: e,
+            },
+            164..=165 => Op::Returned { which: a },
             35..=37 => Op::Saved { which: a, ok: b % 4 != 1 },
             221..=224 | 234..=236 | 242..=247 | 251..=253 => Op::Save {
                 prompt: Prompt { base: a, keep: b, tail: c, taste: d, flags: if e < 128 { 0 } else { e & 31 } },

@@ -7,8 +7,9 @@
 use super::below::Below;
 use super::brute::{Mirror, Residency, roots};
 use super::load::Incoming;
-use super::memory::{Memory, Page, Row};
+use super::memory::{Memory, Page, Row, Rows};
 use super::op::Op;
+use super::remote::Remote;
 use super::setup::Setup;
 use super::story::{Seen, Seq, Story};
 use mimo_cache::cache::{Cache, Group, PageKey, PoolStats, Request};
@@ -45,7 +46,8 @@ pub struct World {
     pub loads: BTreeMap<u64, Incoming>,
     /// Pages that are lent, as they were when they were.
     pub below: Option<Below>,
-    pub lent: BTreeMap<u64, Vec<(Page, Vec<Option<Row>>)>>,
+    pub remote: Remote,
+    pub lent: BTreeMap<u64, Vec<(Page, Rows)>>,
     pub held: Held,
     pub mirror: Mirror,
     pub next_writer: u32,
@@ -85,6 +87,7 @@ impl World {
             moves: BTreeMap::new(),
             loads: BTreeMap::new(),
             below: None,
+            remote: Remote::default(),
             lent: BTreeMap::new(),
             held: Held::new(),
             mirror: Mirror::default(),

@@ -24,6 +24,7 @@ from mimo_cache import Key
 
 OF_PARTS = {"BlockIds", "DEFAULT_POLICY", "DEFAULT_RETENTION", "POLICIES", "crc32c", "explain", "optimum", "replay"}
 OF_PARTS |= {"CopyJob", "DeviceLayout", "HostRegion", "KvCopier"}
+OF_PARTS |= {"TierFetch", "TierLoan", "TierPlanner", "TierReceive", "TierSave", "TierStats"}
 """What `mimo_cache.replay`, `mimo_cache.gcache` and `mimo_cache.tiers` use or export; not in the package itself."""
 
 

@@ -15,7 +15,7 @@ import torch
 
 from mimo_cache.kernels.rows import Work
 from mimo_cache.runner import Engine, RequestError, SamplingParams
-from mimo_cache.runner.engine import Lane
+from mimo_cache.runner.lane import Lane
 from small_models import Sizes, config, parts, tokens, weights
 from watched import Alone, Told, Watched
 

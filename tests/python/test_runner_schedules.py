@@ -80,8 +80,8 @@ class Shaky(HostTier):
     def finish(self, fetch: Fetch, ok: bool = True) -> bool:
         return super().finish(fetch, ok and self.source.random() < 0.9)
 
-    def save(self, tokens: Any, key: Any = None, spans: Any = None, tenant: int = 0) -> int:
-        pages = super().save(tokens, key, spans, tenant)
+    def save(self, tokens: Any, key: Any = None, spans: Any = None, tenant: int = 0, start: int = 0) -> int:
+        pages = super().save(tokens, key, spans, tenant, start)
         for job in self._saves.values():
             if self.source.random() < 0.1:
                 job.cancel()
@@ -168,8 +168,14 @@ class Schedule:
             self.step()
         for told in self.engine.told.values():
             assert told.left or told.made == told.record.tokens[: len(told.made)]
-        if self.engine.tier is not None:
+        if self.engine.tier is not None:  # copies down lease what they read
             self.engine.tier.drain()
+        stats = self.engine.cache.stats()
+        for pool in (stats.full, stats.swa):
+            assert (pool.private, pool.quarantined, pool.leased, pool.promised, pool.scratch_used) == (0, 0, 0, 0, 0)
+            assert pool.free + pool.cached == pool.total
+        assert stats.open_sequences == 0
+        if self.engine.tier is not None:
             self.engine.tier.check_integrity()
             moved, host = self.engine.tier.stats(), self.engine.tier.planner.host_stats()
             assert (moved.fetching, moved.saving_pages) == (0, 0)
@@ -177,11 +183,6 @@ class Schedule:
                 assert (pool.private, pool.quarantined, pool.leased) == (0, 0, 0)
             for name in ("fetched_tokens", "fetches_failed", "saves", "saves_failed", "saved_swa"):
                 self.counts[name] = getattr(moved, name)
-        stats = self.engine.cache.stats()
-        for pool in (stats.full, stats.swa):
-            assert (pool.private, pool.quarantined, pool.leased, pool.promised, pool.scratch_used) == (0, 0, 0, 0, 0)
-            assert pool.free + pool.cached == pool.total
-        assert stats.open_sequences == 0
         self.counts["hits"] = stats.hit_tokens
         self.counts["rebuilds"] = self.engine.tally.rebuilds
 

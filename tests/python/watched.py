@@ -11,7 +11,7 @@ import torch
 from key_vectors import chain, root_key
 from mimo_cache import Key
 from mimo_cache.runner import Engine, Output, SamplingParams
-from mimo_cache.runner.engine import Lane
+from mimo_cache.runner.lane import Lane
 
 T = TypeVar("T")
 SALTS = (b"", b"other")

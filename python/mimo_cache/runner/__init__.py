@@ -4,8 +4,9 @@ It reads hub checkpoints, keeps KV in the two pools that `PrefixCache` names pag
 Needs the extra `runner` (torch, safetensors, tokenizers). `docs/runner.md` says how its parts fit together.
 """
 
-from .engine import Engine, Output, Tally
+from .engine import Engine
 from .errors import RequestError
+from .lane import Output, Tally
 from .llm import LLM, Completion, Piece
 from .memory import Pools
 from .model import Model

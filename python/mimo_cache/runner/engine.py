@@ -7,6 +7,7 @@ step has ended when its call returns, so it is retired at once.
 
 With a host tier, what it has of a prompt comes up while the first step of the request runs, layer by layer, and what
 was computed goes down after the step. Pages that do not come cost that request its part of the step, and are computed.
+With GCache below it, what that has of a prompt comes into host memory from when the request is queued.
 """
 
 from __future__ import annotations
@@ -15,75 +16,23 @@ import time
 from collections import deque
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from mimo_cache import Key, OutOfPages, PrefixCache, Report, SequenceStateError, StepOrderError
+from mimo_cache import Key, OutOfPages, PrefixCache, SequenceStateError, StepOrderError
 from mimo_cache.kernels.rows import MtpWork, Work
-from mimo_cache.tiers import Fetch, HostTier
+from mimo_cache.tiers import Fetch, GCacheTier, HostTier
 
 from .errors import RequestError
+from .lane import Lane, Output, Tally
 from .model import Model
 from .sampling import Sampler, SamplingParams
 
 T = TypeVar("T")
-
-
-@dataclass(slots=True)
-class Output:
-    """One new token of one request. logits: fp32 [vocab], where asked for. finish: None while it goes on, else "stop"
-    or "length". report: where the prompt's tokens came from. at: `time.perf_counter` when it was sampled."""
-
-    uid: int
-    token: int
-    logits: Any
-    finish: str | None
-    report: Report
-    at: float
-
-
-@dataclass(slots=True)
-class Tally:
-    """What steps cost. fetched: tokens from the host tier, lost: those that did not come; wait_seconds: for their
-    layers; core_seconds: inside calls into the cache; step_seconds: whole steps."""
-
-    steps: int = 0
-    computed: int = 0
-    copies: int = 0
-    rebuilds: int = 0
-    fetched: int = 0
-    lost: int = 0
-    wait_seconds: float = 0.0
-    core_seconds: float = 0.0
-    step_seconds: float = 0.0
-
-
-@dataclass(slots=True, eq=False)
-class Lane:
-    """A request in the engine. ids: int64 [prompt + max_tokens], the first `known` are known. mtp_done: per MTP head,
-    rows below it are final."""
-
-    uid: int
-    ids: npt.NDArray[np.int64]
-    prompt: int
-    params: SamplingParams
-    sampler: Sampler
-    request: Any
-    seq: Any = None
-    committed: int = 0
-    known: int = 0
-    rows: int = 0
-    key: Key | None = None
-    store: bool = True
-    fetch: Fetch | None = None
-    mtp_done: list[int] = field(default_factory=list)
-
-    def final(self, head: int) -> int:
-        """Rows below this are final in an MTP head: they are committed, and the tokens they need are known."""
-        return max(0, min(self.committed, self.known - head - 1))
+PAUSE = 0.005
+"""Seconds that a step without anything to compute waits for pages of its requests."""
 
 
 class Engine:
@@ -97,8 +46,9 @@ class Engine:
         max_running: int = 8,
         max_step_tokens: int = 512,
         tier: HostTier | None = None,
+        remote: GCacheTier | None = None,
     ) -> None:
-        self.model, self.cache, self.tier = model, cache, tier
+        self.model, self.cache, self.tier, self.remote = model, cache, tier, remote
         self.max_running, self.max_step_tokens = max_running, max_step_tokens
         self.page, self.heads = cache.page_size, model.config.mtp_heads if model.mtp else 0
         self.waiting: deque[Lane] = deque()
@@ -158,6 +108,8 @@ class Engine:
         request = self.core(self.cache.request, known[: len(ids)], key=key, store=store)
         self.next_uid += 1
         lane = Lane(self.next_uid, known, len(ids), params, Sampler(params), request, key=key, store=store)
+        if self.remote is not None:
+            lane.prefetch = self.core(self.remote.prefetch, known[: len(ids)], key)
         self.waiting.append(lane)
         return self.next_uid
 
@@ -166,6 +118,8 @@ class Engine:
         for lane in list(self.waiting):
             if lane.uid == uid:
                 self.waiting.remove(lane)
+                if lane.prefetch is not None:
+                    lane.prefetch.cancel()
                 return True
         for lane in self.running:
             if lane.uid == uid:
@@ -234,30 +188,56 @@ class Engine:
             self.next_step = step + 1
 
     def _admit(self) -> OutOfPages | None:
-        """Opens waiting requests in order; the refusal of one that can never be served."""
-        while self.waiting and len(self.running) < self.max_running:
-            lane = self.waiting[0]
+        """Opens waiting requests in order, but for those that wait for GCache; the refusal of one that can never be
+        served."""
+        while len(self.running) < self.max_running:
+            lane = self._next()
+            if lane is None:
+                return None
             if self.tier is not None and self.core(self.tier.awaits, lane.ids[: lane.prompt], lane.key):
                 return None  # what it needs is on its way for another one
+            lent = self._lent()
             try:
                 lane.seq = self.core(lane.request.open, credit=lane.params.max_tokens)
             except OutOfPages as error:
-                if not self.running and self.tier is not None and self.core(self.tier.drain):
-                    continue  # pages on their way down were leased until now
-                # With nothing running, nothing will be given back: waiting would never end.
+                # Copies down give back what they read. With none, and nothing running, waiting would never end.
+                lent = lent or self._lent()
+                if error.needed <= error.most and lent and not self.running:
+                    assert self.tier is not None
+                    self.tier.drain()
+                    time.sleep(PAUSE)
+                    return None
                 if error.needed > error.most or not self.running:
-                    self.refused = self.waiting.popleft().uid
+                    self.waiting.remove(lane)
+                    self.refused = lane.uid
                     return error
                 return None
-            lane.known = lane.prompt
+            lane.known, lane.start = lane.prompt, int(lane.seq.usable)
+            if self.remote is not None and lane.prefetch is not None:
+                self.tally.remote += self.remote.leave(lane.prefetch)
+                lane.prefetch = None
             if self.tier is not None:
                 lane.fetch = self.core(self.tier.fetch, lane.seq)
             self._stand(lane)
             # In this order an interrupt finds it among those that wait, opened, or among those in doubt.
             self.fresh[lane.seq.id] = lane
             self.running.append(lane)
-            self.waiting.popleft()
+            self.waiting.remove(lane)
         return None
+
+    def _lent(self) -> bool:
+        """Pages of the cache are lent to copies down, or were a moment ago."""
+        saving = self.tier is not None and self.tier.saving
+        return saving or (self.remote is not None and self.remote.receiving())
+
+    def _next(self) -> Lane | None:
+        """The oldest waiting request that may be opened. With nothing else to do, waits for one for a moment."""
+        ready = next((lane for lane in self.waiting if lane.prefetch is None or lane.prefetch.ready()), None)
+        if ready is None and self.waiting and not self.running:
+            prefetch = self.waiting[0].prefetch
+            assert prefetch is not None
+            prefetch.wait(PAUSE)
+        return ready
 
     def _stand(self, lane: Lane) -> None:
         """A lane stands where its sequence does, with or without what is on its way."""
@@ -291,7 +271,7 @@ class Engine:
             computed = {lane.uid for lane in fresh if lane.committed >= lane.prompt}
             for lane in batch:
                 if lane.store and lane.uid in ended | computed:
-                    self.core(self.tier.save, lane.ids[: lane.known], lane.key)
+                    self.core(self.tier.save, lane.ids[: lane.known], lane.key, start=lane.start)
             self.core(self.tier.poll)
         return outputs
 

@@ -2,25 +2,27 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeAlias, cast
 
-from mimo_cache import Geometry, Key, OutOfPages, PrefixCache, Report, _core
+from mimo_cache import GCacheClient, Geometry, Key, OutOfPages, PrefixCache, Report, _core
 from mimo_cache.kernels import get
 from mimo_cache.kernels.contract import Shape
 from mimo_cache.models import ModelConfig, load
 from mimo_cache.models.errors import need
-from mimo_cache.tiers import HostTier
+from mimo_cache.tiers import GCacheTier, HostTier
 
 from . import budget
-from .engine import Engine, Output
+from .engine import Engine
 from .errors import RequestError, whole
+from .lane import Output
 from .memory import Pools
 from .model import Model
 from .sampling import SamplingParams
@@ -70,6 +72,9 @@ class LLM:
     - `max_running`: sequences in one step; `max_step_tokens`: their rows, which bounds a prefill chunk.
     - `host_memory`: bytes of a host tier below the device's pools (docs/tiers.md), by default none; `host_write`: when
       prefixes go down to it, "through" or "hit<n>".
+    - `gcache`: nodes of a GCache cluster below the host tier, or a client of one, which stays the caller's;
+      `gcache_options` are those of `GCacheTier`. `weights`: the version of the weights, part of the names of pages;
+      with `gcache` by default a digest of the checkpoint's files and of the backend.
     - `dtype`: of weights and KV, by default float32 on the CPU and the config's elsewhere.
 
     Raises what `mimo_cache.models.load` raises, `RequestError`, and `UnknownBackend`. Threads may share
@@ -92,6 +97,9 @@ class LLM:
         max_step_tokens: int = 512,
         host_memory: str | int | None = None,
         host_write: str = "through",
+        gcache: GCacheClient | Sequence[str] | None = None,
+        gcache_options: Mapping[str, Any] | None = None,
+        weights: str | bytes | None = None,
         mtp: bool = True,
         dtype: str | None = None,
         device: str = "cpu",
@@ -113,9 +121,11 @@ class LLM:
                 f"path is of type {type(path).__name__}, allowed is str or os.PathLike of str"
             ) from error
         self.tokenizer = Tokenizer(self.path)
-        config, weights = load(self.path, dtype=dtype, device=device, mtp=mtp, progress=progress)
+        if gcache is not None and host_memory is None:
+            raise RequestError("gcache is given without host_memory, allowed is both: its pages come into host memory")
+        config, loaded = load(self.path, dtype=dtype, device=device, mtp=mtp, progress=progress)
         self.config: ModelConfig = config
-        kv_dtype = KV_DTYPES[str(weights.embed.dtype).removeprefix("torch.")]
+        kv_dtype = KV_DTYPES[str(loaded.embed.dtype).removeprefix("torch.")]
         self.geometry = Geometry.from_file(
             self.path / "config.json",
             mtp_heads=config.mtp_heads,
@@ -152,10 +162,10 @@ class LLM:
             page_size=self.geometry.page_size,
             full_pages=pages.full_pages,
             swa_pages=pages.swa_pages,
-            dtype=weights.embed.dtype,
+            dtype=loaded.embed.dtype,
             device=device,
         )
-        model = Model(config, weights, kernels_class(shape), pools)
+        model = Model(config, loaded, kernels_class(shape), pools)
         self.tier = None
         if host_memory is not None:
             below = budget.below(self.geometry, budget.parse_bytes(host_memory))
@@ -166,13 +176,36 @@ class LLM:
                 swa_pages=below.swa_pages,
                 write=host_write,
             )
+        if gcache is not None and weights is None:
+            weights = weights_version(self.path, backend)
+        if weights is not None:  # both tiers are told
+            self.cache.set_weights(weights)
+        self.remote, self._client = None, None
+        if gcache is not None and self.tier is not None:
+            if not isinstance(gcache, GCacheClient):
+                gcache = self._client = GCacheClient(gcache)
+            self.remote = GCacheTier(self.tier, gcache, **(gcache_options or {}))
         self.engine = Engine(
-            model, self.cache, max_running=max_running, max_step_tokens=max_step_tokens, tier=self.tier
+            model,
+            self.cache,
+            max_running=max_running,
+            max_step_tokens=max_step_tokens,
+            tier=self.tier,
+            remote=self.remote,
         )
         self._turn = threading.RLock()
         """Held for a step and for handing out its tokens: threads take turns."""
         self._boxes: dict[int, deque[Output]] = {}
         self._refusals: dict[int, OutOfPages] = {}
+
+    def close(self) -> None:
+        """Ends threads and connections of the tiers below the device, bounded in time; requests go on without them."""
+        with self._turn:
+            self.engine.remote = None
+            if self.remote is not None:
+                self.remote.close()
+            if self._client is not None:
+                self._client.close()
 
     def generate(
         self,
@@ -277,6 +310,16 @@ class LLM:
         logits = torch.stack([o.logits for o in outputs]) if outputs[0].logits is not None else None
         finish = outputs[-1].finish or "length"
         return Completion(self.tokenizer.decode(ids), ids, finish, outputs[0].at - begin, outputs[0].report, logits)
+
+
+def weights_version(path: Path, backend: str) -> bytes:
+    """SHA-256 of all weights of a checkpoint, and of the backend's name: the bits of KV are another backend's
+    otherwise. Reads every byte; for large checkpoints give `LLM` a `weights` of your own."""
+    digest = hashlib.sha256(backend.encode())
+    for file in sorted(path.glob("*.safetensors")):
+        with file.open("rb") as opened:
+            digest.update(file.name.encode() + hashlib.file_digest(opened, "sha256").digest())
+    return digest.digest()
 
 
 def default_page(window: int) -> int:

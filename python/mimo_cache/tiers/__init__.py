@@ -9,7 +9,7 @@
 
 That side moves bytes and decides nothing: which page goes where comes in as page ids. Copies run on threads of the
 copier without the GIL; every wait releases it. `TierPlanner` decides and moves nothing, and `HostTier` puts both below
-a `PrefixCache`, as an engine uses them (docs/tiers.md). Needs Linux.
+a `PrefixCache`, as an engine uses them; `GCacheTier` puts GCache (L3) below that (docs/tiers.md). Needs Linux.
 """
 
 from mimo_cache._core import (
@@ -18,13 +18,17 @@ from mimo_cache._core import (
     HostRegion,
     KvCopier,
     TierFetch,
+    TierLoan,
     TierPlanner,
+    TierReceive,
     TierSave,
     TierStats,
 )
 from mimo_cache.tiers.errors import CopierClosed, CopyBusy, CopyCancelled, CopyFailed, CudaError, HostMemoryError
+from mimo_cache.tiers.gcache import GCacheTier
 from mimo_cache.tiers.host import Fetch, HostTier
 from mimo_cache.tiers.layout import device_layout
+from mimo_cache.tiers.prefetch import Prefetch
 
 __all__ = [
     "CopierClosed",
@@ -35,12 +39,16 @@ __all__ = [
     "CudaError",
     "DeviceLayout",
     "Fetch",
+    "GCacheTier",
     "HostMemoryError",
     "HostRegion",
     "HostTier",
     "KvCopier",
+    "Prefetch",
     "TierFetch",
+    "TierLoan",
     "TierPlanner",
+    "TierReceive",
     "TierSave",
     "TierStats",
     "device_layout",

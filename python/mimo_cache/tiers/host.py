@@ -7,6 +7,7 @@ became of it. A move that fails is a miss, never an exception.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
@@ -90,11 +91,19 @@ class HostTier:
     ) -> None:
         full = MULTIPLE * cache.full_pages if full_pages is None else full_pages
         swa = MULTIPLE * cache.swa_pages if swa_pages is None else swa_pages
+        self.cache, self.layout = cache, layout
         self.region = HostRegion(layout, full_pages=full, swa_pages=swa, hugepages=hugepages)
         self.copier = KvCopier(layout, self.region, threads=threads)
-        self.planner = TierPlanner(cache, full_pages=full, swa_pages=swa, write=write, max_saving=max_saving)
+        self.planner = TierPlanner(
+            cache, full_pages=full, swa_pages=swa, write=write, max_saving=max_saving, layout=layout.digest
+        )
+        self.on_saved: list[Callable[[Tokens, Key | None, Any, int], None]] = []
+        """Called with (tokens, key, spans, boundary) when a boundary has arrived in host memory."""
+        self.on_used: list[Callable[[Tokens, Key | None, Any], None]] = []
+        """Called with (tokens, key, spans) at every `save`."""
         self._fetches: dict[int, Fetch] = {}
         self._saves: dict[int, CopyJob] = {}
+        self._saving: dict[int, tuple[Tokens, Key | None, Any, int]] = {}
 
     # --- up -------------------------------------------------------------------------------------------------------
 
@@ -140,19 +149,23 @@ class HostTier:
 
     # --- down -----------------------------------------------------------------------------------------------------
 
-    def save(self, tokens: Tokens, key: Key | None = None, spans: Any = None, tenant: int = 0) -> int:
+    def save(self, tokens: Tokens, key: Key | None = None, spans: Any = None, tenant: int = 0, start: int = 0) -> int:
         """Begins to write down what the cache has of a prefix and the write policy wants. To be called when a prompt is
-        computed and when its sequence ends, after the steps that wrote its pages are retired. Returns the pages."""
+        computed and when its sequence ends, after the steps that wrote its pages are retired. `start`: the tokens it
+        was opened with (`Sequence.usable`); boundaries before are not offered again. Returns the pages."""
         pages = 0
-        for save in self.planner.save(tokens, key, spans, tenant):
+        for save in self.planner.save(tokens, key, spans, tenant, start):
             try:
                 self._saves[save.id] = self.copier.save(save.full, save.swa)
+                self._saving[save.id] = (tokens, key, spans, save.boundary)
             except BaseException as error:
                 self.planner.saved(save.id, False)
                 if isinstance(error, CopyBusy | CopierClosed):
                     continue
                 raise
             pages += len(save.full) + len(save.swa)
+        for used in tuple(self.on_used):
+            used(tokens, key, spans)
         return pages
 
     def poll(self) -> None:
@@ -161,12 +174,15 @@ class HostTier:
             if job.done():
                 self._end(number, job)
 
-    def drain(self) -> bool:
-        """Waits for all copies down, whose pages are leased until then. False: there was none."""
-        saves = list(self._saves.items())
-        for number, job in saves:
+    @property
+    def saving(self) -> bool:
+        """Copies down are on their way, or `poll` has not told of their end."""
+        return bool(self._saves)
+
+    def drain(self) -> None:
+        """Waits for all copies down."""
+        for number, job in list(self._saves.items()):
             self._end(number, job)
-        return bool(saves)
 
     def _end(self, number: int, job: CopyJob) -> None:
         try:
@@ -174,7 +190,11 @@ class HostTier:
         except (CopyCancelled, CopyFailed):
             ok = False
         del self._saves[number]
+        saving = self._saving.pop(number, None)
         self.planner.saved(number, ok)
+        if ok and saving is not None:
+            for saved in tuple(self.on_saved):
+                saved(*saving)
 
     # --- the whole ------------------------------------------------------------------------------------------------
 

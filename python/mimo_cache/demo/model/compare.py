@@ -15,7 +15,7 @@ import torch
 
 from mimo_cache.kernels.rows import Work, slots_of
 from mimo_cache.runner import Completion, Engine
-from mimo_cache.runner.engine import Lane
+from mimo_cache.runner.lane import Lane
 
 from .scenario import Turn
 

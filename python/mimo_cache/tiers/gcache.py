@@ -1,0 +1,281 @@
+"""`GCacheTier`: GCache below a host tier.
+
+`prefetch` brings the pages of a prompt into host memory while its request is queued; what the host tier has saved goes
+to GCache in the background (`writer.py`). All network work runs on threads of the tier, with bounded queues, bytes and
+time; what does not fit is dropped and counted. Whatever fails is a miss with a cause: nothing here raises into the
+thread that serves, and no byte is published that was not checked.
+
+Bytes go straight into host pages, which are published when all have come. When one is missing, what has come is set
+aside, the pages are given back, and the nearest shorter boundary for which everything is known to be there is tried:
+copies are made only then.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from mimo_cache._core import GCacheClient, InvalidArgument, Key
+from mimo_cache.gcache.errors import GCacheError
+from mimo_cache.tiers.host import HostTier, Tokens
+from mimo_cache.tiers.objects import Objects, whole_number
+from mimo_cache.tiers.prefetch import Prefetch, patience
+from mimo_cache.tiers.receiver import Got, Receiver
+from mimo_cache.tiers.writer import Writer
+
+__all__ = ["GCacheTier"]
+
+ATTEMPTS = 4
+"""Boundaries that one prefetch tries, each shorter than the one before."""
+MISSES = ("lost", "damaged", "late", "unreachable", "refused", "cancelled", "no room", "busy", "failed")
+
+
+@dataclass(eq=False)
+class _Flight:
+    """Pages that are being fetched, and who waits for them."""
+
+    names: Sequence[bytes]
+    waiting: list[Prefetch] = field(default_factory=list)
+
+
+class GCacheTier:
+    """GCache below a host tier.
+
+    - `write`: when what the host tier saves goes to GCache: "through", or "hit<n>", when it was matched n times.
+    - `prefetch`: "best_effort" (requests never wait), "wait" (for `timeout` at most), or "deadline:<ms>".
+    - `tenant`: who owns what comes in the host tier. `extent`: pages that GCache places together, one number for all
+      that share it (`Geometry`'s `extent_pages`).
+    - `timeout`: seconds that one prefetch may take, from when a thread begins with it. `threads`: prefetches at once.
+    - `max_bytes`: on their way in at once; `max_queue`: prefetches, and writes, that wait for a thread.
+    - `lease_ms`: how long nodes keep what they said they have. `touch`: prefixes in use are marked as used in GCache.
+
+    The client stays the caller's. Raises `InvalidArgument`. Any thread may call `prefetch`, `leave` and `stats`.
+    """
+
+    def __init__(
+        self,
+        host: HostTier,
+        client: GCacheClient,
+        *,
+        write: str = "through",
+        prefetch: str = "best_effort",
+        tenant: int = 0,
+        extent: int = 16,
+        timeout: float = 2.0,
+        threads: int = 2,
+        max_bytes: int = 256 << 20,
+        max_queue: int = 256,
+        lease_ms: int = 1000,
+        touch: bool = True,
+    ) -> None:
+        if not isinstance(host, HostTier) or not isinstance(client, GCacheClient):
+            raise InvalidArgument("host and client are of other types, allowed are a HostTier and a GCacheClient")
+        if not 0 < timeout <= 3600:
+            raise InvalidArgument(f"timeout is {timeout!r}, allowed is seconds above 0 and up to 3600")
+        self.host, self.client, self.tenant, self.timeout = host, client, tenant, float(timeout)
+        self.patience = patience(prefetch, self.timeout)
+        self.max_bytes = whole_number(max_bytes, "max_bytes", 1, 1 << 50)
+        self.max_queue = whole_number(max_queue, "max_queue", 1, 1 << 20)
+        self.lease_ms = whole_number(lease_ms, "lease_ms", 0, 60_000)
+        self.objects = Objects(host.layout, host.region, whole_number(extent, "extent", 1, 1 << 16))
+        cache = host.cache
+        self.need = -(-cache.window // cache.page_size) if cache.swa_pages else 0
+        self._lock = threading.Condition()
+        self._queue: deque[Prefetch] = deque()
+        self._coming: dict[bytes, _Flight] = {}
+        self._counts: Counter[str] = Counter()
+        self._misses: Counter[str] = Counter()
+        self._in_flight = 0
+        self._closed = self._begun = False
+        self.receiver = Receiver(self)
+        count = whole_number(threads, "threads", 1, 64)
+        self.writer = Writer(self, write, touch)
+        self._threads = [threading.Thread(target=self._work, name=f"gcache-in-{i}", daemon=True) for i in range(count)]
+        for thread in self._threads:
+            thread.start()
+
+    # --- for the thread that serves -------------------------------------------------------------------------------
+
+    def prefetch(self, tokens: Tokens, key: Key | None = None, spans: Any = None) -> Prefetch:
+        """Begins to bring what GCache has of a prompt into host memory, and returns at once. To be called when its
+        request is queued. Pages that another prefetch brings are not asked for again."""
+        copy = np.array(tokens, dtype=np.uint32)
+        handle = Prefetch(copy, key, spans, self.tenant, time.monotonic() + self.patience)
+        with self._lock:
+            self._counts["prefetches"] += 1
+            if self._closed or len(self._queue) >= self.max_queue:
+                self._misses["busy"] += 1
+                handle.cause = "busy"
+                handle._over.set()
+            else:
+                self._queue.append(handle)
+                self._lock.notify()
+        return handle
+
+    def leave(self, handle: Prefetch) -> int:
+        """A request goes on with what is there. What still comes is kept for others. Returns the tokens that came."""
+        if handle.done():
+            return handle.end - handle.start
+        self.count(left=1)
+        return 0
+
+    def receiving(self) -> bool:
+        """Pages are on their way into host memory, some of them perhaps from the cache, or were since the last call."""
+        with self._lock:
+            begun, self._begun = self._begun, False
+            return begun or bool(self._coming)
+
+    def stats(self) -> dict[str, Any]:
+        """Counters since the start, and what is on its way: `tokens` that came, `misses` by cause, pages and bytes of
+        both directions."""
+        with self._lock:
+            names = ("prefetches", "joined", "left", "hits", "shortened", "tokens", "pages_in", "bytes_in")
+            counted = {name: self._counts[name] for name in names}
+            now = {"queued": len(self._queue), "bytes_in_flight": self._in_flight}
+            misses = {cause: self._misses[cause] for cause in MISSES}
+        return {**counted, **now, "misses": misses, **self.writer.stats()}
+
+    def close(self, timeout: float = 10.0) -> bool:
+        """Ends all work; False where a thread did not end within `timeout` seconds. The host tier and the client stay
+        open: they are to be closed after this."""
+        until = time.monotonic() + timeout
+        with self._lock:
+            self._closed = True
+            waiting = [*self._queue, *(w for f in self._coming.values() for w in f.waiting)]
+            self._queue.clear()
+            self._lock.notify_all()
+        for handle in waiting:
+            handle._over.set()
+        self.writer.close()
+        for thread in (*self._threads, self.writer.thread):
+            thread.join(max(0.0, until - time.monotonic()))
+        return not any(thread.is_alive() for thread in (*self._threads, self.writer.thread))
+
+    # --- on threads of its own ------------------------------------------------------------------------------------
+
+    def _work(self) -> None:
+        while True:
+            with self._lock:
+                self._lock.wait_for(lambda: self._queue or self._closed)
+                if self._closed:
+                    return
+                handle = self._queue.popleft()
+            try:
+                waits = self._serve(handle)
+            except Exception:  # a fault of ours costs this prompt its pages, and nothing else
+                self.miss(handle, "failed")
+                waits = False
+            if not waits:
+                handle._over.set()
+
+    def miss(self, handle: Prefetch | None, cause: str, count: int = 1) -> None:
+        with self._lock:
+            self._misses[cause] += count
+        if handle is not None:
+            handle.cause = cause
+
+    def count(self, **counts: int) -> None:
+        with self._lock:
+            self._counts.update(counts)
+
+    def take(self, size: int) -> bool:
+        """Room for bytes on their way in. What is larger than all there may be comes alone; host pages bound it."""
+        with self._lock:
+            fits = not self._in_flight or self._in_flight + size <= self.max_bytes
+            self._in_flight += size if fits else 0
+            return fits
+
+    def give_back(self, size: int) -> None:
+        """They are there, or will not come."""
+        with self._lock:
+            self._in_flight -= size
+
+    def stops(self, handle: Prefetch) -> bool:
+        return handle.cancelled or self._closed
+
+    def _serve(self, handle: Prefetch) -> bool:
+        """One prefetch. True: it waits for pages that another one brings, and will be taken up again."""
+        planner, tokens, key, spans = self.host.planner, handle.tokens, handle.key, handle.spans
+        if self.stops(handle):
+            self.miss(handle, "cancelled")
+            return False
+        page = self.host.cache.page_size
+        names = planner.names(tokens, key, spans)
+        have, last = planner.usable(tokens, key, spans), (len(tokens) - 1) // page
+        if not handle.started:
+            handle.started, handle.start, handle.end = 1, have, have
+            self.writer.used(names[: have // page])
+        handle.end = max(handle.end, have)
+        if have // page >= last:
+            return False
+        if self._join(handle, names[have // page : last]):
+            return True
+        until = time.monotonic() + self.timeout
+        first = max(0, have // page - self.need)
+        try:
+            extents = self.objects.extents(names, first, last)
+            masks = self.client.exists(
+                names[first:last], extents, self.lease_ms, want=self.objects.want, deadline=self.timeout / 2
+            )
+            if not any(masks) and any(state != "closed" for state in self.client.breakers().values()):
+                self.miss(handle, "unreachable")
+        except GCacheError:
+            self.miss(handle, "refused")
+            return False
+        got = Got()
+        for attempt in range(ATTEMPTS):
+            at = planner.reachable(tokens, first, masks, key, spans)
+            if at is None or self.stops(handle):
+                break
+            handle.promised = max(handle.promised, at)
+            flight = self._begin(handle, names[have // page : at // page])
+            if flight is None:
+                return True
+            try:
+                came = self.receiver.receive(handle, names, at, first, masks, got, until)
+            finally:
+                self._land(flight)
+            if came is None:
+                break
+            if came:
+                handle.end, handle.cause = at, None
+                self.count(hits=1, tokens=max(0, at - have), shortened=int(attempt > 0))
+                break
+        return False
+
+    def _join(self, handle: Prefetch, names: Sequence[bytes]) -> bool:
+        """Waits for the prefetch that brings any of these pages, if there is one."""
+        with self._lock:
+            return self._joined(handle, names)
+
+    def _joined(self, handle: Prefetch, names: Sequence[bytes]) -> bool:
+        flight = next((self._coming[name] for name in names if name in self._coming), None)
+        if flight is not None:
+            flight.waiting.append(handle)
+            self._counts["joined"] += 1
+        return flight is not None
+
+    def _begin(self, handle: Prefetch, names: Sequence[bytes]) -> _Flight | None:
+        """Notes that these pages are being brought; None where another one does, which the handle now waits for."""
+        with self._lock:
+            if self._joined(handle, names):
+                return None
+            flight, self._begun = _Flight(names), True
+            self._coming.update(dict.fromkeys(names, flight))
+            return flight
+
+    def _land(self, flight: _Flight) -> None:
+        with self._lock:
+            for name in flight.names:
+                del self._coming[name]
+            if self._closed:
+                for handle in flight.waiting:
+                    handle._over.set()
+            self._queue.extendleft(reversed(flight.waiting if not self._closed else []))
+            self._lock.notify_all()
