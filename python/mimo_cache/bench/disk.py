@@ -154,7 +154,7 @@ def _demote(options: Options, folder: Path) -> list[Figure]:
                 raise RuntimeError("the node delivered other bytes than were stored")
             if (found := _tier(client, "disk").hits - hits) != len(some) * BATCH:
                 raise RuntimeError(f"{found} of {len(some) * BATCH} cold gets came from disk")
-        # Not in turn with the gets: a fast machine puts more than the disk holds, and reclaims what is still to be read.
+        # Not in turn with the gets: a fast machine puts more than the disk holds, and what is still to be read goes.
         for _ in range(options.runs):
             puts.append(rate(size, max(0.7 * options.scale, 0.05), put))
     return [figure("node_cold_get_32", "MB/s", gets), figure("node_demoting_put_32", "MB/s", puts)]
