@@ -102,7 +102,7 @@ impl Cache {
     }
 
     /// Keys of the pages up to boundary `end` (in pages), 1 or more, on the path of these tokens, as the tree has them.
-    pub(crate) fn path_keys(
+    pub fn path_keys(
         &self,
         tokens: &[u32],
         key: &Key,

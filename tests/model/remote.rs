@@ -174,8 +174,8 @@ impl World {
         let keys = self.cache.page_keys(&story.tokens, &space, &story.spans, 0..at / page).expect("a valid prompt");
         let named: Vec<_> = keys.iter().map(|key| object_key(&[0; 32], key)).collect();
         assert_eq!(loan.keys, named);
-        let host = below.tiers.host().page_key(&story.tokens, &space, &story.spans, at / page);
-        assert_eq!(host.expect("a valid prompt"), keys.last().copied(), "both tiers name the page");
+        let host = below.tiers.host().path_keys(&story.tokens, &space, &story.spans, at / page);
+        assert_eq!(host.expect("a valid prompt").map(|(_, keys)| keys), Some(keys), "both tiers name the pages");
         for (id, record) in loan.swa.iter().zip(&loan.records) {
             assert_eq!(below.tiers.host().mtp_record(id.1).as_deref(), Some(&record[..]));
         }
