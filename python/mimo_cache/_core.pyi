@@ -1195,7 +1195,7 @@ class TierPlanner:
         *,
         full_pages: SupportsIndex = 0,
         swa_pages: SupportsIndex = 0,
-        write: str = "through",
+        write: str = "hit1",
         max_saving: SupportsIndex = 4096,
         layout: bytes | None = None,
     ) -> TierPlanner: ...
@@ -1516,7 +1516,7 @@ def replay(
     prefill_rate: float | None = None,
     decode_rate: float = 50.0,
     host: float | None = None,
-    host_write: str = "through",
+    host_write: str = "hit1",
     progress: Callable[[int, int, int, int], object] | None = None,
 ) -> dict[str, Any]:
     """Replays a trace and returns what it found as numbers; `misses` is a dict of tokens by cause.

@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 /// Time between two calls of the progress function.
 const BEAT: Duration = Duration::from_millis(100);
 /// When prefixes go down to a host tier.
-const HOST_WRITE: &str = "through";
+const HOST_WRITE: &str = "hit1";
 /// Output tokens per second of a request when none are named.
 const DEFAULT_DECODE: f64 = 50.0;
 
@@ -162,7 +162,7 @@ pub(super) fn released<T: Send>(
 #[pyo3(text_signature = "(trace, *, model, capacity, swa_share=None, split='fixed', split_chunks=64, \
     retention='prompt_end+branch+sup2+stride8192+dense2048:4096', policy='hit_density', \
     page_size=64, chunk=8192, seed=0, skip_bad=False, samples=0, prefill_rate=None, decode_rate=50.0, host=None, \
-    host_write='through', progress=None)")]
+    host_write='hit1', progress=None)")]
 #[allow(clippy::too_many_arguments)]
 fn replay<'py>(
     py: Python<'py>,

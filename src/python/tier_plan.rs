@@ -76,7 +76,7 @@ impl PyTierPlanner {
     #[new]
     #[pyo3(
         signature = (cache, *, full_pages=None, swa_pages=None, write=None, max_saving=None, layout=None),
-        text_signature = "(cache, *, full_pages=0, swa_pages=0, write='through', max_saving=4096, layout=None)"
+        text_signature = "(cache, *, full_pages=0, swa_pages=0, write='hit1', max_saving=4096, layout=None)"
     )]
     fn new(
         cache: &Bound<'_, PyAny>,
@@ -90,7 +90,7 @@ impl PyTierPlanner {
         let Ok(cache) = cache.cast::<PyPrefixCache>() else {
             return Err(invalid(py, "cache", args::type_name(cache), "a mimo_cache.PrefixCache"));
         };
-        let write = Write::parse(&args::text(write, "through", "write")?).map_err(|error| to_py(py, error))?;
+        let write = Write::parse(&args::text(write, "hit1", "write")?).map_err(|error| to_py(py, error))?;
         let config = TierConfig {
             full_pages: args::int_or(full_pages, 0, "full_pages", 0, U32)? as u32,
             swa_pages: args::int_or(swa_pages, 0, "swa_pages", 0, U32)? as u32,

@@ -56,7 +56,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--host-write",
-        default="through",
+        default="hit1",
         metavar="WHEN",
         help="with --host: prefixes go down when they are computed (through) or matched n times (hit<n>; %(default)s)",
     )

@@ -96,7 +96,7 @@ class LLM:
         max_running: int = 8,
         max_step_tokens: int = 512,
         host_memory: str | int | None = None,
-        host_write: str = "through",
+        host_write: str = "hit1",
         gcache: GCacheClient | Sequence[str] | None = None,
         gcache_options: Mapping[str, Any] | None = None,
         weights: str | bytes | None = None,

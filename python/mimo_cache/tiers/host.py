@@ -84,7 +84,7 @@ class HostTier:
         *,
         full_pages: int | None = None,
         swa_pages: int | None = None,
-        write: str = "through",
+        write: str = "hit1",
         threads: int = 1,
         max_saving: int = 4096,
         hugepages: Literal["auto", "off"] = "auto",
