@@ -129,11 +129,12 @@ impl Remote {
         format!("the object store did not confirm a delete, and what it has may come back: {why}")
     }
 
-    /// Removes an object that failed its checks twice, so that another one can be stored. It is worth no more than one try.
+    /// Removes an object that failed its checks twice, so that another one can be stored. It is worth no more than one try,
+    /// in the time of a read: a reader waits for it.
     pub(super) async fn remove_damaged(&self, name: &Name) {
         lock(&self.record).remove(name);
         let at = self.names.of(name);
-        if let Ok(Ok(())) = tokio::time::timeout(self.config.timeout, self.bucket.delete(&at)).await {
+        if let Ok(Ok(())) = tokio::time::timeout(self.config.read_timeout, self.bucket.delete(&at)).await {
             self.is_absent(name);
         }
     }
