@@ -368,40 +368,6 @@ fn what_was_hit_is_kept_and_the_oldest_goes() {
     disk.check_integrity().unwrap();
 }
 
-/// The write of a value that is moved out of a reclaimed segment failed, the tier became read-only, and the segment was
-/// dropped all the same, with everything that had been hit in it.
-#[test]
-fn what_was_hit_survives_a_write_that_fails_while_it_is_moved() {
-    let keep: Vec<_> = (0..6).map(|n| id(n, 0)).collect();
-    // The events of the first reclaim that moves something, or the state after one of them has failed.
-    let run = |fault: Option<u64>| {
-        let (device, _config, disk) = fresh(24);
-        if let Some(event) = fault {
-            device.fail(event, Fault::Error(libc::EIO));
-        }
-        for n in 0..400 {
-            put_soon(&disk, id(n, 0), &value(n, 8000));
-            disk.touch(TENANT, &keep);
-            let before = device.counted().0;
-            work(&disk);
-            if disk.stats().totals.reinserted > 0 || disk.state() != State::Serving {
-                return (before..device.counted().0, disk);
-            }
-        }
-        panic!("nothing was moved");
-    };
-    let (events, _) = run(None);
-    assert!(events.end - events.start > 1, "{events:?}");
-    for event in events {
-        let (_, disk) = run(Some(event));
-        assert!(matches!(disk.state(), State::ReadOnly(_)), "event {event}");
-        for (n, id) in (0..).zip(&keep) {
-            assert!(get(&disk, id) == Some(value(n, 8000)), "value {n} after event {event}");
-        }
-        disk.check_integrity().unwrap();
-    }
-}
-
 /// Of 80 percent of the capacity a random half is read again and again while new values come.
 #[test]
 fn write_amplification_of_a_mixed_load_at_80_percent_is_bounded() {

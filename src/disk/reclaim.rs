@@ -168,7 +168,7 @@ impl Shared {
         (chosen, left)
     }
 
-    /// Moves entries; false when it is time to end, or the device takes no more writes: what was not moved must stay.
+    /// Moves entries; false when it is time to end, or the device is gone.
     fn move_all(
         self: &Arc<Self>,
         victim: SegmentId,
@@ -180,7 +180,7 @@ impl Shared {
         let mut rest = chosen.into_iter().peekable();
         let mut header: Option<Group> = None;
         while rest.peek().is_some() {
-            if self.stopping() || !self.is_writable() {
+            if self.stopping() {
                 return false;
             }
             let (mut jobs, mut bytes) = (Vec::new(), 0);
@@ -211,11 +211,7 @@ impl Shared {
             // Deletes do not wait for the whole segment, nor for a segment that the moves have filled.
             while self.write_marks() {}
         }
-        self.is_writable()
-    }
-
-    fn is_writable(&self) -> bool {
-        self.with(|core, _| core.state.writable().is_ok()).unwrap_or(false)
+        true
     }
 
     /// An entry and its value, if both pass their checks; `header` is the last group's that was read.

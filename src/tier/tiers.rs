@@ -76,6 +76,10 @@ impl Tiers {
                 return Err(Error::invalid(what, pages, allowed));
             }
         }
+        if c.region.is_some() {
+            // Its pages move between chunks by copies that other threads do not wait for.
+            return Err(Error::invalid("cache", "one with a region", "one with pools of fixed size"));
+        }
         if config.max_saving == 0 {
             return Err(Error::invalid("max_saving", 0, "at least 1 page"));
         }

@@ -254,11 +254,21 @@ class Engine:
             if rows > 1:
                 rows = min(rows, self.core(lane.seq.reservable))
             if rows > 0:
-                self.core(lane.seq.reserve, rows)
+                try:
+                    self.core(lane.seq.reserve, rows)
+                except OutOfPages:
+                    if lane.fetch is None:
+                        raise
+                    continue  # it holds the window before its fetch as well, until that has ended
                 lane.rows = rows
                 budget -= rows
                 batch.append(lane)
-        if self.running and not batch:
+        loading = [lane for lane in self.running if lane.fetch is not None]
+        if loading and not batch:
+            for lane in loading:
+                self._arrive(lane)
+            self._batch(batch)
+        elif self.running and not batch:
             raise RequestError("no running sequence can get a slot; the pools' scratch pages are too few for a chunk")
 
     def _execute(self, batch: list[Lane]) -> list[Output]:
@@ -372,26 +382,26 @@ class Engine:
 
     def _arrived(self, batch: list[Lane], works: list[Work], logits: list[Any]) -> tuple[Any, Any, Any]:
         """Ends the fetches of a step; those whose pages did not come leave it, to compute them in the next ones."""
-        assert self.tier is not None
-        kept = []
-        for i, lane in enumerate(batch):
-            fetch, lane.fetch = lane.fetch, None
-            if fetch is None:
-                kept.append(i)
-                continue
-            begin = time.perf_counter()
-            there = fetch.wait()
-            self.tally.wait_seconds += time.perf_counter() - begin
-            if there:
-                self._rebuild(fetch.rebuilds, {lane.seq.id: lane})
-            tokens = fetch.end - fetch.start
-            if self.core(self.tier.finish, fetch):
-                self.tally.fetched += tokens
-                kept.append(i)
-            else:
-                self.tally.lost += tokens
-                self._stand(lane)
+        kept = [i for i, lane in enumerate(batch) if lane.fetch is None or self._arrive(lane)]
         return tuple([of[i] for i in kept] for of in (batch, works, logits))  # type: ignore[return-value]
+
+    def _arrive(self, lane: Lane) -> bool:
+        """Ends a lane's fetch. False: its pages did not come, and it stands where it stood before."""
+        fetch, lane.fetch = lane.fetch, None
+        assert self.tier is not None
+        assert fetch is not None
+        begin = time.perf_counter()
+        there = fetch.wait()
+        self.tally.wait_seconds += time.perf_counter() - begin
+        if there:
+            self._rebuild(fetch.rebuilds, {lane.seq.id: lane})
+        arrived = self.core(self.tier.finish, fetch)
+        if arrived:
+            self.tally.fetched += fetch.end - fetch.start
+        else:
+            self.tally.lost += fetch.end - fetch.start
+            self._stand(lane)
+        return arrived
 
     def _rebuild(self, rebuilds: Any, lanes: dict[int, Lane]) -> None:
         """MTP rows from the hidden states stored beside them."""
@@ -420,7 +430,9 @@ class Engine:
         # In this order an interrupt in between drops the last reference to the sequence, which aborts it.
         self.running.remove(lane)
         self.fresh.pop(lane.seq.id, None)
-        self.core(call)
-        if lane.fetch is not None and self.tier is not None:
-            self.core(self.tier.finish, lane.fetch, ok=False)
-            lane.fetch = None
+        try:
+            self.core(call)
+        finally:
+            if lane.fetch is not None and self.tier is not None:
+                self.core(self.tier.finish, lane.fetch, ok=False)
+                lane.fetch = None

@@ -7,7 +7,9 @@ became of it. A move that fails is a miss, never an exception.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
@@ -21,6 +23,7 @@ from mimo_cache._core import (
     KvCopier,
     PrefixCache,
     Sequence,
+    StepOrderError,
     TierFetch,
     TierPlanner,
     TierStats,
@@ -123,10 +126,12 @@ class HostTier:
             return None
         try:
             job = self.copier.load(planned.full, planned.swa)
-        except BaseException as error:
+        except (CopyBusy, CopierClosed):
             self.planner.fetched(planned.id, False)
-            if isinstance(error, CopyBusy | CopierClosed):
-                return None
+            return None
+        except BaseException:
+            self._rest()  # an interrupt may come after the job was queued
+            self.planner.fetched(planned.id, False)
             raise
         fetch = self._fetches[planned.id] = Fetch(planned, job)
         return fetch
@@ -136,16 +141,18 @@ class HostTier:
         until nothing of it is written any more. True when the sequence goes on from its pages."""
         if not ok:
             fetch.cancel()
-        arrived = fetch.wait() and ok
+        arrived = self.planner.fetched(fetch.id, fetch.wait() and ok)
         self._fetches.pop(fetch.id, None)
-        return self.planner.fetched(fetch.id, arrived)
+        return arrived
 
     def cancel_fetches(self) -> None:
         """Ends every fetch that was not finished; their sequences stand where they stood before."""
         for fetch in list(self._fetches.values()):
             fetch.cancel()
         for fetch in list(self._fetches.values()):
-            self.finish(fetch, ok=False)
+            with suppress(StepOrderError):  # it was told already, when an interrupt came
+                self.finish(fetch, ok=False)
+            self._fetches.pop(fetch.id, None)
 
     # --- down -----------------------------------------------------------------------------------------------------
 
@@ -154,14 +161,20 @@ class HostTier:
         computed and when its sequence ends, after the steps that wrote its pages are retired. `start`: the tokens it
         was opened with (`Sequence.usable`); boundaries before are not offered again. Returns the pages."""
         pages = 0
-        for save in self.planner.save(tokens, key, spans, tenant, start):
+        saves = self.planner.save(tokens, key, spans, tenant, start)
+        for save in saves:
             try:
                 self._saves[save.id] = self.copier.save(save.full, save.swa)
                 self._saving[save.id] = (tokens, key, spans, save.boundary)
-            except BaseException as error:
+            except (CopyBusy, CopierClosed):
                 self.planner.saved(save.id, False)
-                if isinstance(error, CopyBusy | CopierClosed):
-                    continue
+                continue
+            except BaseException:
+                self._rest()  # an interrupt may come after the job was queued
+                for left in saves:
+                    if left.id not in self._saves:
+                        with suppress(StepOrderError):
+                            self.planner.saved(left.id, False)
                 raise
             pages += len(save.full) + len(save.swa)
         for used in tuple(self.on_used):
@@ -189,12 +202,19 @@ class HostTier:
             ok = job.wait()
         except (CopyCancelled, CopyFailed):
             ok = False
+        with suppress(StepOrderError):  # it was told already, when an interrupt came
+            self.planner.saved(number, ok)
         del self._saves[number]
         saving = self._saving.pop(number, None)
-        self.planner.saved(number, ok)
         if ok and saving is not None:
             for saved in tuple(self.on_saved):
                 saved(*saving)
+
+    def _rest(self) -> None:
+        """Waits until no copy runs."""
+        with suppress(CopierClosed):
+            while self.copier.in_flight()[0]:
+                time.sleep(0.001)
 
     # --- the whole ------------------------------------------------------------------------------------------------
 
