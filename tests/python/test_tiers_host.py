@@ -20,11 +20,11 @@ def serve(made: Any, prompt: list[int], new: int = 3) -> list[int]:
     return out
 
 
-def with_tier(**sizes: int) -> tuple[Any, HostTier]:
+def with_tier() -> tuple[Any, HostTier]:
     """A small engine with a host tier that takes everything at once."""
     shape = config()
     made = engine(shape, weights(shape), sizes=Sizes(40, 60, 20))
-    tier = HostTier(made.cache, made.model.pools.layout(shape.layer_kinds), write="through", **sizes)
+    tier = HostTier(made.cache, made.model.pools.layout(shape.layer_kinds), write="through")
     made.tier = tier
     return made, tier
 
