@@ -656,7 +656,9 @@ class Sequence:
         """Tokens this sequence started from: the largest window-safe boundary within `full_kv_match`."""
     @property
     def report(self) -> Report:
-        """Where every prompt token came from, with what a host tier delivered since. Stays readable after the end."""
+        """Where every prompt token came from, with what a host tier delivered since. Stays readable after the sequence
+        has ended.
+        """
     @property
     def committed(self) -> int:
         """Tokens whose KV is final."""
