@@ -95,7 +95,8 @@ impl PySequence {
         Ok(self.opening(py)?.matched.usable)
     }
 
-    /// Where every prompt token came from, with what a host tier delivered since. Stays readable after the sequence has ended.
+    /// Where every prompt token came from, with what a host tier delivered since. Stays readable after the sequence
+    /// has ended.
     #[getter]
     fn report(&self, py: Python<'_>) -> PyResult<PyReport> {
         let (id, kept) = (self.id, &self.report);
