@@ -18,7 +18,7 @@ pub(super) fn name(value: &Bound<'_, PyAny>, what: &'static str) -> PyResult<[u8
     bytes.try_into().map_err(|_| invalid(value.py(), what, format!("{} bytes", bytes.len()), allowed))
 }
 
-/// Pages as a new int32 array of shape [n, 2].
+/// Pages as a new uint32 array of shape [n, 2].
 fn pairs<'py>(py: Python<'py>, pairs: &[(u32, u32)]) -> PyResult<Bound<'py, PyAny>> {
     let flat: Vec<u32> = pairs.iter().flat_map(|&(device, host)| [device, host]).collect();
     uint32_array(py, &flat)?.call_method1("reshape", (pairs.len(), 2))

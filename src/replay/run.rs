@@ -3,21 +3,22 @@
 use crate::cache::types::{CacheConfig, FillOut, Misses, Report, RequestOptions};
 use crate::cache::{Cache, MAX_TOKENS, SeqId};
 use crate::error::{Error, Result};
-use crate::key::Key;
 use crate::policy::{PolicyKind, Retention};
 use crate::replay::capacity::{Capacity, KvBytes, Pools};
 use crate::replay::keys::KeyBook;
 use crate::replay::split::{self, Carved, Split, Watch};
 use crate::replay::tokens;
 use crate::replay::trace::{Line, Skipped, TraceReader, TraceRequest};
-use crate::tier::{Prefix, TierConfig, Tiers, Write};
+use crate::tier::Tiers;
 use std::path::Path;
 use std::time::Instant;
 
 pub mod explain;
+pub mod host;
 pub mod outcome;
 pub mod overlap;
 
+use host::HostOptions;
 use outcome::{MAX_SAMPLES, Outcome, Progress, Sample, Totals};
 use overlap::{Clock, Service};
 
@@ -58,15 +59,6 @@ pub struct Options {
     pub host: Option<HostOptions>,
     /// Points in time that [`Outcome::samples`] shows, evenly spread over the requests; 0 for none.
     pub samples: u32,
-}
-
-/// A host tier below the replayed cache. Moves take no time and never fail.
-#[derive(Debug, Clone, Copy, PartialEq)]
-pub struct HostOptions {
-    /// Pages of each of its pools, as a multiple of the cache's.
-    pub ratio: f64,
-    /// When prefixes go down.
-    pub write: Write,
 }
 
 /// The first pass: reads all of a trace, checks its ids and counts. `progress` is called now and then; `None` when it
@@ -217,13 +209,8 @@ fn check(options: &Options) -> Result<()> {
     if !page.is_power_of_two() || !(2..=1024).contains(&page) {
         return Err(Error::invalid("page size", page, "a power of two from 2 to 1024"));
     }
-    if let Some(HostOptions { ratio, .. }) = options.host {
-        if !(0.01..=1e6).contains(&ratio) {
-            return Err(Error::invalid("host ratio", ratio, "0.01 to 1000000 times the cache"));
-        }
-        if options.service.is_some() {
-            return Err(Error::invalid("host ratio", ratio, "none for requests that overlap"));
-        }
+    if let Some(host) = &options.host {
+        host.check(options.service.is_some())?;
     }
     if options.chunk < page || options.chunk > 1 << 24 {
         return Err(Error::invalid(
@@ -233,14 +220,6 @@ fn check(options: &Options) -> Result<()> {
         ));
     }
     Ok(())
-}
-
-impl HostOptions {
-    fn below(&self, cache: &Cache, pools: &Pools) -> Result<Tiers> {
-        let pages = |pages: u32| (f64::from(pages) * self.ratio).min(f64::from(1 << 30)) as u32;
-        let (full_pages, swa_pages) = (pages(pools.full_pages), pages(pools.swa_pages));
-        Tiers::new(cache, TierConfig { full_pages, swa_pages, write: self.write, max_saving: u32::MAX })
-    }
 }
 
 /// A serving engine that computes nothing: it drives the core one request after another.
@@ -364,10 +343,7 @@ impl Engine {
         let prompt = if self.host.is_some() { waiting.tokens().to_vec() } else { Vec::new() };
         let seq = self.cache.open(&mut waiting, 0)?;
         if let Some(host) = &mut self.host {
-            host.set_now(request.t_ms);
-            if let Some(fetch) = host.fetch(&mut self.cache, seq)? {
-                host.fetched(&mut self.cache, fetch.id, true)?;
-            }
+            host::bring_up(host, &mut self.cache, seq, request.t_ms)?;
         }
         let report = self.cache.report(seq)?;
         let mut at = self.cache.info(seq)?.committed;
@@ -378,11 +354,7 @@ impl Engine {
         }
         self.cache.finish(seq)?;
         if let Some(host) = &mut self.host {
-            let key = Key::default();
-            let prefix = Prefix { tokens: &prompt, key: &key, spans: &[], tenant: 0 };
-            for save in host.save(&mut self.cache, &prefix, report.matched.usable)? {
-                host.saved(&mut self.cache, save.id, true)?;
-            }
+            host::write_down(host, &mut self.cache, &prompt, report.matched.usable)?;
         }
         self.account(&report, head)
     }

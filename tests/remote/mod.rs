@@ -1,5 +1,5 @@
 //! What the tests of the remote tier have in common: a store in memory that fails as it is told.
-#![allow(dead_code)]
+#![allow(dead_code)] // each binary uses its part
 
 pub mod world;
 

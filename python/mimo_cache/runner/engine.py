@@ -212,7 +212,7 @@ class Engine:
                     self.refused = lane.uid
                     return error
                 return None
-            lane.known, lane.start = lane.prompt, int(lane.seq.usable)
+            lane.known, lane.start, lane.report = lane.prompt, int(lane.seq.usable), lane.seq.report
             if self.remote is not None and lane.prefetch is not None:
                 self.tally.remote += self.remote.leave(lane.prefetch)
                 lane.prefetch = None
@@ -380,10 +380,12 @@ class Engine:
 
         return wait
 
-    def _arrived(self, batch: list[Lane], works: list[Work], logits: list[Any]) -> tuple[Any, Any, Any]:
+    def _arrived(
+        self, batch: list[Lane], works: list[Work], logits: list[Any]
+    ) -> tuple[list[Lane], list[Work], list[Any]]:
         """Ends the fetches of a step; those whose pages did not come leave it, to compute them in the next ones."""
         kept = [i for i, lane in enumerate(batch) if lane.fetch is None or self._arrive(lane)]
-        return tuple([of[i] for i in kept] for of in (batch, works, logits))  # type: ignore[return-value]
+        return [batch[i] for i in kept], [works[i] for i in kept], [logits[i] for i in kept]
 
     def _arrive(self, lane: Lane) -> bool:
         """Ends a lane's fetch. False: its pages did not come, and it stands where it stood before."""
@@ -398,6 +400,7 @@ class Engine:
         arrived = self.core(self.tier.finish, fetch)
         if arrived:
             self.tally.fetched += fetch.end - fetch.start
+            lane.report = lane.seq.report
         else:
             self.tally.lost += fetch.end - fetch.start
             self._stand(lane)
@@ -424,7 +427,7 @@ class Engine:
         elif lane.known + 1 - lane.prompt >= params.max_tokens:
             finish = "length"
         kept = logits.clone() if params.keep_logits else None
-        return Output(lane.uid, token, kept, finish, lane.seq.report, now)
+        return Output(lane.uid, token, kept, finish, lane.report, now)
 
     def _leave(self, lane: Lane, call: Callable[[], None]) -> None:
         # In this order an interrupt in between drops the last reference to the sequence, which aborts it.

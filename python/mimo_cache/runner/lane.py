@@ -48,7 +48,7 @@ class Tally:
 @dataclass(slots=True, eq=False)
 class Lane:
     """A request in the engine. ids: int64 [prompt + max_tokens], the first `known` are known. start: tokens that the
-    cache had. mtp_done: per MTP head, rows below it are final."""
+    cache had. report: of the sequence, with what came since. mtp_done: per MTP head, rows below it are final."""
 
     uid: int
     ids: npt.NDArray[np.int64]
@@ -60,6 +60,7 @@ class Lane:
     committed: int = 0
     known: int = 0
     start: int = 0
+    report: Any = None
     rows: int = 0
     key: Key | None = None
     store: bool = True

@@ -1,6 +1,7 @@
 //! Replay against models that are slow and short enough to be believed.
 
 use super::*;
+use crate::tier::Write;
 use proptest::prelude::*;
 use std::collections::HashSet;
 use std::io::Cursor;
