@@ -3,7 +3,7 @@
 
 mod model;
 
-use mimo_cache::cache::{LoadOptions, Record};
+use mimo_cache::cache::{Cache, FillOut, LoadOptions, Record};
 use mimo_cache::error::{Error, PoolName};
 use mimo_cache::policy::kind;
 use model::script::{join, words};
@@ -197,7 +197,7 @@ fn what_is_lent_stays_until_it_is_given_back() {
     w.turn(&words(1, 18), 0);
     let prefix = words(1, 18);
     let key = mimo_cache::key::Key::default();
-    let lent = w.cache.lend((&prefix, &key, &[]), None, 0..4, &[2, 3]).unwrap().expect("it is there");
+    let lent = w.cache.lend((&prefix, &key, &[]), 0..4, &[2, 3]).unwrap().expect("it is there");
     assert_eq!((lent.full.len(), lent.swa.len(), lent.records.len()), (4, 2, 2));
     for topic in 2..6 {
         w.turn(&words(topic, 20), 0);
@@ -208,6 +208,38 @@ fn what_is_lent_stays_until_it_is_given_back() {
         w.turn(&words(topic, 40), 0);
     }
     assert_eq!(w.find(&prefix).usable, 0);
-    assert!(w.cache.lend((&prefix, &key, &[]), None, 0..4, &[2, 3]).unwrap().is_none(), "it is gone");
+    assert!(w.cache.lend((&prefix, &key, &[]), 0..4, &[2, 3]).unwrap().is_none(), "it is gone");
     w.close();
+}
+
+/// What a step that still runs writes is read by later steps, which come after it, and by nobody else.
+#[test]
+fn what_a_step_still_writes_is_not_lent() {
+    let mut setup = Setup::roomy(4, 6, 0);
+    (setup.full_pages, setup.swa_pages, setup.scratch) = (40, 40, 8);
+    let mut w = World::new(setup);
+    let prompt = words(1, 18);
+    let key = mimo_cache::key::Key::default();
+    let mut request = w.cache.request(prompt.clone(), Default::default()).unwrap();
+    let seq = w.cache.open(&mut request, 0).unwrap();
+    w.cache.reserve(seq, 18).unwrap();
+    let (mut full, mut swa, mut base, mut lens) = ([0; 8], [0; 8], [0], [0]);
+    let mut fill = |cache: &mut Cache, step| {
+        let out = FillOut {
+            full: &mut full,
+            full_width: 8,
+            swa: &mut swa,
+            swa_width: 8,
+            swa_base: Some(&mut base),
+            lens: &mut lens,
+        };
+        cache.fill(step, &[seq], out).unwrap();
+    };
+    fill(&mut w.cache, 1);
+    w.cache.commit(seq, 18, &[]).unwrap();
+    assert!(w.cache.lend((&prompt, &key, &[]), 0..4, &[2, 3]).unwrap().is_none(), "step 1 may still write");
+    w.cache.retire(1).unwrap();
+    let lent = w.cache.lend((&prompt, &key, &[]), 0..4, &[2, 3]).unwrap().expect("it is final");
+    w.cache.move_done(lent.id).unwrap();
+    w.cache.finish(seq).unwrap();
 }

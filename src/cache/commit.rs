@@ -185,7 +185,7 @@ impl Cache {
             let mut pages = std::iter::from_fn(|| own.pop_front().map(Page::computed));
             let pages: &mut dyn Iterator<Item = Page<Full, Computed>> = &mut pages;
             let back = seq.back;
-            let (end, found) = self.tree.insert(node, query, seq.leased, count, tenant, pages);
+            let (end, found) = self.tree.insert(node, query, seq.leased, count, (tenant, seq.stamp), pages);
             seq.found = found.filter(|&(at, _)| at <= seq.prompt_end).or(seq.found);
             self.tree.mark_back(end, back);
             seq.lease = self.tree.nodes[end].last_slot();
@@ -386,7 +386,7 @@ impl Cache {
         let end = (logical as usize + 1) * self.tree.page as usize;
         let kept = seq.loaded.iter().find(|l| l.logical == logical).and_then(|l| l.record.as_deref());
         let after = kept.unwrap_or(&seq.tokens[end.min(seq.tokens.len())..]);
-        let id = self.tree.publish_swa(slot, page.computed(), after, seq.tenant);
+        let id = self.tree.publish_swa(slot, page.computed(), after, (seq.tenant, seq.stamp));
         seq.swa[i] = SwaHold::Leased(id);
         if copied.is_some() {
             let node = self.seqs[index].node(&self.tree);

@@ -100,6 +100,7 @@ impl Cache {
             weights: Arc::clone(&seq.weights),
             tenant: seq.tenant,
             store: seq.store,
+            again: false,
             parked: false,
             live_at: 0,
             parked_at: 0,

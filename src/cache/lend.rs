@@ -4,7 +4,7 @@ use super::{Cache, PageKey, Record, SeqId};
 use crate::error::{Error, Result};
 use crate::key::{Key, Span, spans_before, validate_spans};
 use crate::policy::{NIL, kind};
-use crate::pool::{Hold, MoveBucket};
+use crate::pool::{Hold, MoveBucket, NONE};
 use crate::tree::{Cursor, Query, WalkPlace};
 use std::ops::Range;
 
@@ -47,19 +47,16 @@ pub(crate) struct Standing {
 
 impl Cache {
     /// Leases pages of a prefix for another tier to read, until [`Self::move_done`]: full pages `full` and the SWA pages
-    /// `swa`, all as logical pages. A boundary `at` (in tokens) counts as used by a
-    /// reader. `None` when some of it is not there, or
-    /// when the lease would take pages that open sequences were promised.
+    /// `swa`, all as logical pages. It is no use by a reader (see [`Self::touch`]). `None` when some of it is not there, or
+    /// is written by a step that still runs, or when the lease would take pages that open sequences were promised.
     pub fn lend(
         &mut self,
         (tokens, key, spans): (&[u32], &Key, &[Span]),
-        at: Option<u64>,
         full: Range<u64>,
         swa: &[u64],
     ) -> Result<Option<Lent>> {
         let Some((_, place)) = self.find_prefix(tokens, key, spans)? else { return Ok(None) };
-        let used = at.unwrap_or(0) / self.page();
-        let end = full.end.max(swa.iter().max().map_or(0, |m| m + 1)).max(used);
+        let end = full.end.max(swa.iter().max().map_or(0, |m| m + 1));
         if u64::from(place.depth) < end || end == 0 {
             return Ok(None);
         }
@@ -69,18 +66,12 @@ impl Cache {
             return Ok(None);
         }
         let place = self.tree.place_at(place, end as u32);
-        if !self.may_lend(place, &pages) {
+        if !self.are_written(place, &full, &pages) || !self.may_lend(place, &pages) {
             return Ok(None);
         }
         let tree = &mut self.tree;
         let node = tree.node_ending_at(place.node, end as u32);
         let slot = tree.nodes[node].last_slot();
-        let user = at.map(|_| {
-            tree.history.arrive(tree.now);
-            let arrival = tree.arrival(node, end as u32);
-            tree.refresh(node, used as u32, end as u32);
-            tree.history.user(&arrival, end as u32, tree.page)
-        });
         let mut ids = Vec::new();
         tree.path_full_ids(node, end as u32, &mut ids);
         let records = pages.iter().map(|&p| tree.record(p).collect()).collect();
@@ -92,13 +83,51 @@ impl Cache {
             self.copy_holds += 1;
             holds.push(Hold::Tree { slot, swa: page });
         }
-        if let Some(user) = user {
-            tree.nodes[node].take_user(&user);
-        }
         let id = tree.fence.start_move(MoveBucket { holds, ..MoveBucket::default() });
         let full = if tree.has_full { ids[full.start as usize..full.end as usize].to_vec() } else { Vec::new() };
         self.settle();
         Ok(Some(Lent { id, full, swa: pages, records }))
+    }
+
+    /// A request of these tokens is served elsewhere: what is here of its prompt counts as used by it, as if it had been
+    /// opened and ended.
+    ///
+    /// # Errors
+    /// As [`Self::match_tokens`].
+    pub fn touch(&mut self, tokens: &[u32], key: &Key, spans: &[Span]) -> Result<()> {
+        let Some((_, place)) = self.find_prefix(tokens, key, spans)?.filter(|(_, place)| place.depth > 0) else {
+            return Ok(());
+        };
+        let end = (tokens.len() as u64 / self.page()) as u32;
+        let limit = (tokens.len() as u64 - 1) / self.page();
+        let q = self.tree.usable(place, limit as u32);
+        let tree = &mut self.tree;
+        let node = tree.node_ending_at(place.node, place.depth);
+        tree.lease_path(node);
+        tree.history.arrive(tree.now);
+        let arrival = tree.arrival(node, place.depth);
+        tree.refresh(node, q, end);
+        let user = tree.settle_user(&arrival, None, node, place.depth);
+        tree.unlease_path(node, NONE, Some(user));
+        self.settle();
+        Ok(())
+    }
+
+    /// No step that still runs writes these pages of the path to `place`.
+    fn are_written(&self, place: WalkPlace, full: &Range<u64>, swa: &[u32]) -> bool {
+        let tree = &self.tree;
+        let retired = |page: &u32| tree.fence.is_retired(tree.swa_meta.get(*page as usize).written);
+        if !swa.iter().all(retired) {
+            return false;
+        }
+        let mut at = place.node;
+        while at != NIL && u64::from(tree.nodes[at].end()) > full.start && !full.is_empty() {
+            if !tree.fence.is_retired(tree.nodes[at].written) {
+                return false;
+            }
+            at = tree.nodes[at].parent;
+        }
+        true
     }
 
     /// Keys of the pages up to boundary `end` (in pages), 1 or more, on the path of these tokens, as the tree has them.

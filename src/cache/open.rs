@@ -58,6 +58,7 @@ impl Cache {
             weights: Arc::clone(&req.weights),
             tenant: req.options.tenant,
             store: req.options.store,
+            again: req.options.again,
             parked: false,
             live_at: 0,
             parked_at: 0,
@@ -238,18 +239,28 @@ impl Cache {
         let window = tree.path_slots(node, first, q);
         let ids: SmallVec<[u32; 8]> = window.iter().map(|&s| tree.slots.swa(s)).collect();
         ids.iter().for_each(|&id| tree.lease_swa(id));
-        tree.history.arrive(tree.now);
+        let (again, prompt_end) = (self.seqs[index].again, self.seqs[index].prompt_end);
+        if !again {
+            tree.history.arrive(tree.now);
+        }
         let query = self.seqs[index].query();
         let evicted = (self.seqs[index].report.misses.evicted / page) as u32;
         let back = p + tree.came_back(node, query, p, evicted);
-        let arrival = tree.arrival(node, p);
-        let prompt_end = self.seqs[index].prompt_end;
-        let turn = if q > 0 { tree.refresh(node, q, prompt_end) } else { 0 };
+        let arrival = if again { Arrival::default() } else { tree.arrival(node, p) };
+        let last = tree.nodes[node].last;
+        let turn = match (again, q > 0) {
+            (true, _) => u32::from(last.turn.saturating_sub(1)),
+            (false, true) => tree.refresh(node, q, prompt_end),
+            (false, false) => 0,
+        };
         let seq = &mut self.seqs[index];
         (seq.root, seq.lease, seq.leased, seq.published) = (root, slot, p, q);
-        (seq.arrival, seq.found, seq.settled) = (arrival, None, false);
+        (seq.arrival, seq.found, seq.settled) = (arrival, None, again);
         seq.back = back;
-        seq.user = tree.history.user(&arrival, seq.prompt_end, tree.page);
+        seq.user = match again && last.end > 0 {
+            true => User { end: prompt_end, ..last },
+            false => tree.history.user(&arrival, seq.prompt_end, tree.page),
+        };
         if tree.has_full {
             let total = (seq.tokens.len() as u64 + credit).div_ceil(page);
             seq.table = Vec::with_capacity(total as usize);

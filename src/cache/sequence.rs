@@ -78,6 +78,7 @@ pub(super) struct Seq {
     pub(super) weights: Arc<[u8]>,
     pub(super) tenant: u32,
     pub(super) store: bool,
+    pub(super) again: bool,
     pub(super) parked: bool,
     /// Its place among the live ones, while it is not parked.
     pub(super) live_at: u32,

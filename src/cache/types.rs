@@ -52,11 +52,14 @@ pub struct RequestOptions {
     pub tenant: u32,
     /// `false`: read from the cache, publish nothing.
     pub store: bool,
+    /// It goes on with what the newest user of its match did, and counts as no use of its own: a request of another tier
+    /// that was told by [`Cache::touch`](super::Cache::touch), or by a request before.
+    pub again: bool,
 }
 
 impl Default for RequestOptions {
     fn default() -> Self {
-        RequestOptions { key: Key::default(), spans: Vec::new(), tenant: 0, store: true }
+        RequestOptions { key: Key::default(), spans: Vec::new(), tenant: 0, store: true, again: false }
     }
 }
 

@@ -235,6 +235,7 @@ impl PyPrefixCache {
             self.handle.note_high_tokens();
         }
         let options = RequestOptions {
+            again: false,
             key: args::key(key)?,
             spans: args::spans(spans)?,
             tenant: args::int_or(tenant, 0, "tenant", 0, U32)? as u32,

@@ -13,7 +13,7 @@ use crate::cache::{Cache, Record};
 use crate::error::{Error, Result};
 use crate::tier::{Cost, Prefix, TierConfig, Tiers, Write};
 use pyo3::prelude::*;
-use pyo3::types::{PyBytes, PyList};
+use pyo3::types::PyBytes;
 
 const U32: u64 = u32::MAX as u64;
 
@@ -173,34 +173,55 @@ impl PyTierPlanner {
         self.call(py, 0, |tiers, cache| tiers.fetched(cache, id, ok))
     }
 
-    /// What of a prefix goes down now, shallow first. To be asked when a prompt is computed and when its sequence
-    /// ends, after the steps that wrote it are retired; `tenant` owns it below. `start`: the tokens it was opened with;
-    /// boundaries before are not offered again.
+    /// What of a prefix goes down first, if anything does; `saved` tells what comes after it. To be asked when a prompt
+    /// is computed and when its sequence ends, after the steps that wrote it are retired; `tenant` owns it below.
+    /// `start`: the tokens it was opened with; boundaries before are not offered again. `again`: this request was told
+    /// before; else it counts as a use of what the host tier has of its prompt.
     #[pyo3(
-        signature = (tokens, key=None, spans=None, tenant=None, start=None),
-        text_signature = "($self, tokens, key=None, spans=None, tenant=0, start=0)"
+        signature = (tokens, key=None, spans=None, tenant=None, start=None, again=None),
+        text_signature = "($self, tokens, key=None, spans=None, tenant=0, start=0, again=False)"
     )]
-    fn save<'py>(
+    #[allow(clippy::too_many_arguments)]
+    fn save(
         &self,
-        py: Python<'py>,
+        py: Python<'_>,
         tokens: &Bound<'_, PyAny>,
         key: Option<&Bound<'_, PyAny>>,
         spans: Option<&Bound<'_, PyAny>>,
         tenant: Option<&Bound<'_, PyAny>>,
         start: Option<&Bound<'_, PyAny>>,
-    ) -> PyResult<Bound<'py, PyList>> {
+        again: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<Option<PySave>> {
         let start = args::int_or(start, 0, "start", 0, u64::MAX)?;
-        let saves =
-            self.ask(py, tokens, key, spans, tenant, |tiers, cache, prefix| tiers.save(cache, prefix, start))?;
-        PyList::new(py, saves.into_iter().map(|s| Bound::new(py, PySave(s))).collect::<PyResult<Vec<_>>>()?)
+        let again = args::flag(again, false, "again")?;
+        let save =
+            self.ask(py, tokens, key, spans, tenant, |tiers, cache, prefix| tiers.save(cache, prefix, start, again))?;
+        Ok(save.map(PySave))
     }
 
-    /// A save is over; `ok`: its bytes are there, else nothing of it is written any more. Raises `StepOrderError`
-    /// for a number that is no save on its way.
-    fn saved(&self, py: Python<'_>, id: &Bound<'_, PyAny>, ok: &Bound<'_, PyAny>) -> PyResult<()> {
+    /// A save is over; `ok`: its bytes are there, else nothing of it is written any more. What goes down next of the
+    /// same prompt, if anything does. Raises `StepOrderError` for a number that is no save on its way.
+    fn saved(&self, py: Python<'_>, id: &Bound<'_, PyAny>, ok: &Bound<'_, PyAny>) -> PyResult<Option<PySave>> {
         let id = args::int(id, "id", 0, u64::MAX)?;
         let ok = args::flag(Some(ok), true, "ok")?;
-        self.call(py, 0, |tiers, cache| tiers.saved(cache, id, ok))
+        self.call(py, 0, |tiers, cache| tiers.saved(cache, id, ok)).map(|save| save.map(PySave))
+    }
+
+    /// A request that `save` is not told of was served: what the host tier has of its prompt counts as used.
+    #[pyo3(signature = (tokens, key=None, spans=None))]
+    fn used(
+        &self,
+        py: Python<'_>,
+        tokens: &Bound<'_, PyAny>,
+        key: Option<&Bound<'_, PyAny>>,
+        spans: Option<&Bound<'_, PyAny>>,
+    ) -> PyResult<()> {
+        self.ask(py, tokens, key, spans, None, |tiers, _, prefix| tiers.used(prefix))
+    }
+
+    /// Numbers of the fetches, saves and receives on their way, ascending.
+    fn moving(&self, py: Python<'_>) -> PyResult<(Vec<u64>, Vec<u64>, Vec<u64>)> {
+        self.call(py, 0, |tiers, _| Ok(tiers.moving()))
     }
 
     /// Names of the whole pages of a prompt in a tier that processes share, 32 bytes each, in the namespace of

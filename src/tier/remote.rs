@@ -80,9 +80,22 @@ impl Tiers {
             return Ok(None);
         }
         let boundary = Boundary { at, kinds: kind::PROMPT_END, hits: 0, pages: self.need().min(end) as u32 };
-        let receive = self.bring(above, prefix, &boundary, (key, PageKeys::default()), true)?;
-        self.stats.receives += u64::from(receive.is_some());
-        Ok(receive)
+        let seq = match self.open_host(prefix, at, PageKeys::default(), true) {
+            Ok(seq) => seq,
+            Err(Error::OutOfPages(_)) => return Ok(None),
+            Err(error) => return Err(error),
+        };
+        let Some(mut brought) = self.bring(above, seq, prefix, &boundary, true)? else {
+            self.host.abort(seq)?;
+            return Ok(None);
+        };
+        self.stats.receives += 1;
+        let (id, pairs) = (brought.id, std::mem::take(&mut brought.pairs));
+        let (full, swa) = (std::mem::take(&mut brought.full), std::mem::take(&mut brought.swa));
+        self.note(seq, key, brought, (full.len(), swa.len()), None);
+        let going = self.going.get_mut(&id).expect("noted just now");
+        going.awaited = Some(swa.iter().map(|(page, _)| *page).collect());
+        Ok(Some(Receive { id, pairs, full, swa, at }))
     }
 
     /// A receive is over. `records`: of each of [`Receive::swa`], and all bytes are there, those of the pairs as well.
@@ -104,7 +117,11 @@ impl Tiers {
             self.host.load_records(going.seq, &told)?;
         }
         let ok = records.is_some();
-        let going = self.brought(above, id, ok, true)?;
+        let going = self.arrived(above, id, ok, true)?;
+        match ok {
+            true => self.host.finish(going.seq)?,
+            false => self.host.abort(going.seq)?,
+        }
         if ok {
             self.stats.received_full += going.full;
             self.stats.received_swa += going.swa;
@@ -125,7 +142,7 @@ impl Tiers {
         let swa: Vec<u64> = (end - self.need().min(end)..end).collect();
         let keys = self.names(above, prefix, 0..end)?;
         let whole = (prefix.tokens, prefix.key, prefix.spans);
-        let Some(lent) = self.host.lend(whole, None, full.clone(), &swa)? else { return Ok(None) };
+        let Some(lent) = self.host.lend(whole, full.clone(), &swa)? else { return Ok(None) };
         self.lending.insert(lent.id);
         self.stats.lent += 1;
         Ok(Some(Loan {

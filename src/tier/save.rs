@@ -1,97 +1,169 @@
 //! The way down: boundaries of a prefix that the cache above made resumable are written to the host tier.
 
 use super::Tiers;
-use super::tiers::Going;
-use super::types::{Prefix, Receive, Save};
-use crate::cache::{Boundary, Cache, Lent, LoadOptions, PageKey, Record, RequestOptions};
+use super::tiers::{Chain, Going, Rest};
+use super::types::{Pairs, Prefix, Save};
+use crate::cache::{Boundary, Cache, Lent, LoadOptions, PageKey, Record, RequestOptions, SeqId};
 use crate::error::{Error, Result};
 use crate::key::{PageKeys, spans_before};
+use crate::policy::kind;
 
 /// Boundaries of one prefix looked at, the deepest.
 const BOUNDARIES: usize = 64;
 
+/// A load of the host tier that has begun.
+#[derive(Debug, Default)]
+pub(super) struct Brought {
+    pub(super) id: u64,
+    /// The loan of the cache above, if it has any of the pages.
+    pub(super) loan: Option<u64>,
+    pub(super) pairs: Pairs,
+    /// (logical page, host page) of what comes from elsewhere.
+    pub(super) full: Vec<(u64, u32)>,
+    pub(super) swa: Vec<(u64, u32)>,
+}
+
 impl Tiers {
     /// What of a prefix goes down now: boundaries with a checkpoint above that the host tier lacks and the write policy
-    /// wants, shallow first. To be called when its prompt is computed and when it ends, after the steps that wrote it are
-    /// retired. What has no room is left out, to be asked for again at the next occasion.
+    /// wants, shallow first, one after the other: this begins with the first, [`Self::saved`] goes on with the next. To be
+    /// called when its prompt is computed and when it ends, after the steps that wrote it are retired. What has no room is
+    /// left out, to be asked for again at the next occasion.
     ///
     /// `start`: the tokens it was opened with. Boundaries before were offered when they were made; to offer them to every
-    /// request that passes would undo what the host tier let go.
+    /// request that passes would undo what the host tier let go. `again`: this request was told before; else it counts as
+    /// a use of what the host tier has of its prompt, whether or not it was read from there.
     ///
     /// # Errors
     /// As [`Cache::match_tokens`].
-    pub fn save(&mut self, above: &mut Cache, prefix: &Prefix<'_>, start: u64) -> Result<Vec<Save>> {
+    pub fn save(&mut self, above: &mut Cache, prefix: &Prefix<'_>, start: u64, again: bool) -> Result<Option<Save>> {
+        let (mut chain, keys) = self.wanted(above, prefix, start)?;
+        if !chain.is_empty() && self.stats().saving_pages >= u64::from(self.config.max_saving) {
+            self.stats.no_room_below += 1;
+            chain.clear();
+        }
+        let opened = self.open_below(prefix, &mut chain, keys, again)?;
+        let Some(seq) = opened else {
+            if !again {
+                self.host.touch(prefix.tokens, prefix.key, prefix.spans)?;
+            }
+            return Ok(None);
+        };
+        self.go_on(above, seq, prefix, chain)
+    }
+
+    /// Boundaries that are to go down, deepest first, with the keys of the pages that end there; and keys of all pages.
+    fn wanted(&mut self, above: &Cache, prefix: &Prefix<'_>, start: u64) -> Result<(Chain, PageKeys)> {
         let Prefix { tokens, key, spans, .. } = *prefix;
-        let mut out = Vec::new();
-        for boundary in above.boundaries(tokens, key, spans, start.saturating_sub(1), BOUNDARIES)? {
+        let page = self.page();
+        let mut wanted: Vec<Boundary> = Vec::new();
+        for mut boundary in above.boundaries(tokens, key, spans, start.saturating_sub(1), BOUNDARIES)? {
             if !self.config.write.wants(boundary.hits) {
                 continue;
             }
+            if boundary.kinds == 0 {
+                // A sequence is parked there; below it is an end like others.
+                boundary.kinds = kind::SEQ_END;
+            }
             // The end of a prompt of whole pages keeps a page more, so that the boundary before it is resumable as well.
-            let page = self.page();
-            let ends = [boundary.at.saturating_sub(page), boundary.at];
-            let wider = u64::from(boundary.pages) > self.need().min(boundary.at / page) && ends[0] > 0;
-            for at in ends.into_iter().skip(usize::from(!wider)) {
-                match self.save_one(above, prefix, &Boundary { at, ..boundary })? {
-                    Saved::Going(save) => out.push(save),
-                    Saved::There => {}
-                    Saved::NoRoom => {
-                        self.stats.no_room_below += 1;
-                        return Ok(out);
-                    }
+            let before = boundary.at.saturating_sub(page);
+            let wider = u64::from(boundary.pages) > self.need().min(boundary.at / page) && before > 0;
+            if wider && wanted.last().is_none_or(|b| b.at < before) {
+                wanted.push(Boundary { at: before, ..boundary });
+            }
+            wanted.push(boundary);
+        }
+        let Some(deepest) = wanted.last() else { return Ok(Default::default()) };
+        let Some((root, keys)) = above.path_keys(tokens, key, spans, deepest.at / page)? else {
+            return Ok(Default::default());
+        };
+        let mut chain = Vec::with_capacity(wanted.len());
+        for boundary in wanted.into_iter().rev() {
+            let name = keys[(boundary.at / page - 1) as usize];
+            if !self.saving.contains(&name) && !self.has(prefix, boundary.at)? {
+                chain.push((boundary, name));
+            }
+        }
+        Ok((chain, PageKeys::new(root, 0, keys)))
+    }
+
+    /// A sequence of the host tier that reaches to the deepest of these boundaries for which there is room; those beyond
+    /// are dropped. `None`: there is no room, or nothing to do.
+    fn open_below(
+        &mut self,
+        prefix: &Prefix<'_>,
+        chain: &mut Chain,
+        keys: PageKeys,
+        again: bool,
+    ) -> Result<Option<SeqId>> {
+        let mut dropped = false;
+        while let Some((deepest, _)) = chain.first() {
+            match self.open_host(prefix, deepest.at, keys.clone(), again) {
+                Err(Error::OutOfPages(_)) => {
+                    chain.remove(0);
+                    self.stats.no_room_below += u64::from(!std::mem::replace(&mut dropped, true));
                 }
+                opened => return opened.map(Some),
             }
         }
-        Ok(out)
+        Ok(None)
     }
 
-    fn save_one(&mut self, above: &mut Cache, prefix: &Prefix<'_>, boundary: &Boundary) -> Result<Saved> {
-        let Prefix { tokens, key, spans, .. } = *prefix;
-        let (at, page) = (boundary.at, self.page());
-        let Some((root, keys)) = above.path_keys(tokens, key, spans, at / page)? else { return Ok(Saved::There) };
-        let name = *keys.last().expect("a boundary has pages before it");
-        if self.saving.contains(&name) || self.has(prefix, at)? {
-            return Ok(Saved::There);
-        }
-        if self.stats().saving_pages >= u64::from(self.config.max_saving) {
-            return Ok(Saved::NoRoom);
-        }
-        Ok(match self.bring(above, prefix, boundary, (name, PageKeys::new(root, 0, keys)), false)? {
-            Some(brought) => {
-                self.stats.saves += 1;
-                Saved::Going(Save { id: brought.id, pairs: brought.pairs, at })
+    pub(super) fn open_host(&mut self, prefix: &Prefix<'_>, at: u64, keys: PageKeys, again: bool) -> Result<SeqId> {
+        let Prefix { tokens, key, spans, tenant } = *prefix;
+        // Its own tokens end with the boundary: what came after is another reader's.
+        let own = tokens[..at as usize].to_vec();
+        let options = RequestOptions { key: key.clone(), spans: spans_before(spans, at), tenant, store: true, again };
+        let mut request = self.host.request(own, options)?;
+        request.set_keys(keys);
+        self.host.open(&mut request, 0)
+    }
+
+    /// Begins with the next boundary of a chain (deepest first) for which that is possible; without one the sequence ends.
+    fn go_on(&mut self, above: &mut Cache, seq: SeqId, prefix: &Prefix<'_>, mut chain: Chain) -> Result<Option<Save>> {
+        while let Some((boundary, name)) = chain.pop() {
+            if self.stats().saving_pages >= u64::from(self.config.max_saving) {
+                self.stats.no_room_below += 1;
+                break;
             }
-            None => Saved::NoRoom,
-        })
+            // Others may have brought it meanwhile, the cache above may have dropped it, or `clear` may have come between.
+            let end = boundary.at / self.page();
+            if above.page_keys(prefix.tokens, prefix.key, prefix.spans, end - 1..end)? != [name] {
+                break;
+            }
+            // What the host tier has further down it reached without this one, which it let go or never had.
+            let passed = boundary.at <= self.host.info(seq)?.committed;
+            if passed || self.saving.contains(&name) || self.has(prefix, boundary.at)? {
+                continue;
+            }
+            let Some(mut brought) = self.bring(above, seq, prefix, &boundary, false)? else {
+                self.stats.no_room_below += 1;
+                break;
+            };
+            self.stats.saves += 1;
+            let save = Save { id: brought.id, pairs: std::mem::take(&mut brought.pairs), at: boundary.at };
+            let rest = (!chain.is_empty()).then(|| Rest::of(prefix, chain));
+            self.note(seq, name, brought, (save.pairs.full.len(), save.pairs.swa.len()), rest);
+            return Ok(Some(save));
+        }
+        self.host.finish(seq)?;
+        Ok(None)
     }
 
-    /// Begins to load the host tier up to a boundary: from the cache above, and, with `elsewhere`, what that one lacks from
-    /// another process. `name`: the key of the page that ends there, and what keys
-    /// of the pages before are known. `None`: a pool has no room, or there is no such page.
+    /// Begins to load a sequence of the host tier up to a boundary: from the cache above, and, with `elsewhere`, what that
+    /// one lacks from another process. `None`: a pool has no room, or a page is gone; nothing has changed.
     pub(super) fn bring(
         &mut self,
         above: &mut Cache,
+        seq: SeqId,
         prefix: &Prefix<'_>,
         boundary: &Boundary,
-        (name, keys): (PageKey, PageKeys),
         elsewhere: bool,
-    ) -> Result<Option<Receive>> {
-        let Prefix { tokens, key, spans, tenant } = *prefix;
-        let at = boundary.at;
-        // Its own tokens end with the boundary: what came after is another reader's.
-        let own = &tokens[..at as usize];
-        let options = RequestOptions { key: key.clone(), spans: spans_before(spans, at), tenant, store: true };
-        let mut request = self.host.request(own.to_vec(), options)?;
-        request.set_keys(keys);
-        let seq = match self.host.open(&mut request, 0) {
-            Ok(seq) => seq,
-            Err(Error::OutOfPages(_)) => return Ok(None),
-            Err(error) => return Err(error),
-        };
-        let missing = self.host.missing(seq, at)?;
+    ) -> Result<Option<Brought>> {
+        let Prefix { tokens, key, spans, .. } = *prefix;
+        let missing = self.host.missing(seq, boundary.at)?;
         let (mut full, mut swa) = (missing.full.clone(), missing.swa.clone());
         if elsewhere {
-            let from = swa.first().copied().unwrap_or(at / self.page());
+            let from = swa.first().copied().unwrap_or(boundary.at / self.page());
             let (depth, map) = above.window_map(tokens, key, spans, from)?;
             full.end = full.end.min(depth).max(full.start);
             swa.retain(|page| map.get((page - from) as usize) == Some(&true));
@@ -99,29 +171,25 @@ impl Tiers {
         let mut lent = Lent::default();
         let borrows = !(full.is_empty() && swa.is_empty());
         if borrows {
-            match above.lend((tokens, key, spans), None, full.clone(), &swa)? {
+            match above.lend((tokens, key, spans), full.clone(), &swa)? {
                 Some(loan) => lent = loan,
-                None => {
-                    self.host.abort(seq)?;
-                    return Ok(None);
-                }
+                None => return Ok(None),
             }
         }
         let from_above = |page: &u64| swa.iter().position(|lent| lent == page);
         let record = |page| from_above(page).map_or_else(Record::new, |i| lent.records[i].clone());
         let records: Vec<Record> = missing.swa.iter().map(record).collect();
-        let options = LoadOptions { to: at, kinds: boundary.kinds, records: &records, keep_records: true };
+        let options = LoadOptions { to: boundary.at, kinds: boundary.kinds, records: &records, keep_records: true };
         let load = match self.host.load(seq, &options) {
             Ok(load) => load,
             Err(error) => {
-                self.host.abort(seq)?;
                 if borrows {
                     above.move_done(lent.id)?;
                 }
                 return if matches!(error, Error::OutOfPages(_)) { Ok(None) } else { Err(error) };
             }
         };
-        let mut out = Receive { id: load.id, at, ..Receive::default() };
+        let mut out = Brought { id: load.id, loan: borrows.then_some(lent.id), ..Brought::default() };
         for (page, host) in load.full {
             match full.contains(&page) {
                 true => out.pairs.full.push((lent.full[(page - full.start) as usize], host)),
@@ -134,22 +202,21 @@ impl Tiers {
                 None => out.swa.push((page, host)),
             }
         }
-        let counts = |full: usize, swa: usize| (full as u64, swa as u64);
-        let (full, swa) = match elsewhere {
-            true => counts(out.full.len(), out.swa.len()),
-            false => counts(out.pairs.full.len(), out.pairs.swa.len()),
-        };
-        let going = Going {
-            seq,
-            loan: borrows.then_some(lent.id),
-            full,
-            swa,
-            key: name,
-            awaited: elsewhere.then(|| out.swa.iter().map(|(page, _)| *page).collect()),
-        };
-        self.going.insert(load.id, going);
-        self.saving.insert(name);
         Ok(Some(out))
+    }
+
+    /// A boundary is on its way down. `pages`: full and SWA pages that count for it.
+    pub(super) fn note(
+        &mut self,
+        seq: SeqId,
+        key: PageKey,
+        brought: Brought,
+        (full, swa): (usize, usize),
+        rest: Option<Rest>,
+    ) {
+        let (full, swa) = (full as u64, swa as u64);
+        self.going.insert(brought.id, Going { seq, loan: brought.loan, full, swa, key, awaited: None, rest });
+        self.saving.insert(key);
     }
 
     /// The host tier can go on from this boundary.
@@ -160,46 +227,43 @@ impl Tiers {
         Ok(depth >= end && (first..end).all(|p| map.get((p - first) as usize) == Some(&true)))
     }
 
-    /// A copy down is over: its bytes are there, or nothing of it is written any more.
+    /// A copy down is over: its bytes are there, or nothing of it is written any more. Returns the next one of the same
+    /// prompt, which begins now.
     ///
     /// # Errors
     /// [`Error::Order`] for a number that is no copy on its way.
-    pub fn saved(&mut self, above: &mut Cache, id: u64, ok: bool) -> Result<()> {
-        let going = self.brought(above, id, ok, false)?;
-        if ok {
-            self.stats.saved_full += going.full;
-            self.stats.saved_swa += going.swa;
-        } else {
+    pub fn saved(&mut self, above: &mut Cache, id: u64, ok: bool) -> Result<Option<Save>> {
+        let mut going = self.arrived(above, id, ok, false)?;
+        if !ok {
             self.stats.saves_failed += 1;
+            self.host.abort(going.seq)?;
+            return Ok(None);
         }
-        Ok(())
+        self.stats.saved_full += going.full;
+        self.stats.saved_swa += going.swa;
+        let Some(Rest { tokens, key, spans, tenant, chain }) = going.rest.take() else {
+            self.host.finish(going.seq)?;
+            return Ok(None);
+        };
+        let prefix = Prefix { tokens: &tokens, key: &key, spans: &spans, tenant };
+        self.go_on(above, going.seq, &prefix, chain)
     }
 
-    /// Ends what [`Self::bring`] began: publishes it, or takes it back.
-    pub(super) fn brought(&mut self, above: &mut Cache, id: u64, ok: bool, elsewhere: bool) -> Result<Going> {
-        let Some(going) = self.going.get(&id).filter(|g| g.awaited.is_some() == elsewhere) else {
+    /// The bytes of a boundary are there, or (`ok` false) they will not come: what was lent goes back. The sequence stays
+    /// open.
+    pub(super) fn arrived(&mut self, above: &mut Cache, id: u64, ok: bool, elsewhere: bool) -> Result<Going> {
+        if self.going.get(&id).is_none_or(|g| g.awaited.is_some() != elsewhere) {
             let mine = self.going.iter().filter(|(_, g)| g.awaited.is_some() == elsewhere);
             let running: Vec<_> = mine.map(|(id, _)| id).take(8).collect();
             let what = if elsewhere { "receive" } else { "save" };
             return Err(Error::Order { what, value: id, expected: format!("one of {running:?}") });
-        };
-        self.saving.remove(&going.key);
+        }
         let going = self.going.remove(&id).expect("found before");
+        self.saving.remove(&going.key);
         self.host.load_done(id, ok)?;
         if let Some(loan) = going.loan {
             above.move_done(loan)?;
         }
-        match ok {
-            true => self.host.finish(going.seq)?,
-            false => self.host.abort(going.seq)?,
-        }
         Ok(going)
     }
-}
-
-/// What became of one boundary.
-enum Saved {
-    Going(Save),
-    There,
-    NoRoom,
 }

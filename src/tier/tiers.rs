@@ -10,9 +10,9 @@
 
 use super::plan::{Cost, Residency, union_boundary};
 use super::types::{Fetch, Pairs, Prefix, TierConfig, TierStats};
-use crate::cache::{Cache, CacheConfig, LoadOptions, SeqId};
+use crate::cache::{Boundary, Cache, CacheConfig, LoadOptions, PageKey, SeqId};
 use crate::error::{Error, Result};
-use crate::key::Key;
+use crate::key::{Key, Span, spans_before};
 use crate::policy::{Retention, kind};
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -41,6 +41,29 @@ pub(super) struct Going {
     pub(super) key: [u8; 32],
     /// Logical SWA pages that come from another process with their records; `None` for a copy from above alone.
     pub(super) awaited: Option<Vec<u64>>,
+    /// What goes down after it.
+    pub(super) rest: Option<Rest>,
+}
+
+/// Boundaries of one prompt, deepest first, with the keys of the pages that end there.
+pub(super) type Chain = Vec<(Boundary, PageKey)>;
+
+/// What goes down after the boundary that is on its way.
+#[derive(Debug)]
+pub(super) struct Rest {
+    pub(super) tokens: Vec<u32>,
+    pub(super) key: Key,
+    pub(super) spans: Vec<Span>,
+    pub(super) tenant: u32,
+    pub(super) chain: Chain,
+}
+
+impl Rest {
+    pub(super) fn of(prefix: &Prefix<'_>, chain: Chain) -> Rest {
+        let end = chain.iter().map(|(b, _)| b.at).max().unwrap_or(0);
+        let tokens = prefix.tokens[..end as usize].to_vec();
+        Rest { tokens, key: prefix.key.clone(), spans: spans_before(prefix.spans, end), tenant: prefix.tenant, chain }
+    }
 }
 
 /// See the module's text.
@@ -200,10 +223,7 @@ impl Tiers {
         let (host_depth, host_map) = self.host.window_map(&tokens, &key, &spans, from)?;
         let (depth, map) = above.window_map(&tokens, &key, &spans, from)?;
         let tiers = [Residency { depth, from, swa: &map }, Residency { depth: host_depth, from, swa: &host_map }];
-        let Some(end) = union_boundary(&tiers, held, at, (len - 1) / page, self.need) else {
-            self.used(&tokens, &key, &spans, at.min(host_depth));
-            return Ok(None);
-        };
+        let Some(end) = union_boundary(&tiers, held, at, (len - 1) / page, self.need) else { return Ok(None) };
         let to = end * page;
         let missing = above.missing(seq, to)?;
         let (full, swa) = (missing.full.end - missing.full.start, missing.swa.len() as u64);
@@ -212,7 +232,7 @@ impl Tiers {
             return Ok(None);
         }
         let prefix = (&tokens[..], &key, &spans[..]);
-        let Some(loan) = self.host.lend(prefix, Some(to), missing.full.clone(), &missing.swa)? else {
+        let Some(loan) = self.host.lend(prefix, missing.full.clone(), &missing.swa)? else {
             // A page that only the cache above had when it was planned; what is there is computed from.
             self.stats.no_room_above += 1;
             return Ok(None);
@@ -258,15 +278,20 @@ impl Tiers {
         Ok(arrived)
     }
 
-    /// What a request reads above counts as used below, so that the host tier keeps what is in use.
-    fn used(&mut self, tokens: &[u32], key: &Key, spans: &[crate::key::Span], pages: u64) {
-        if pages == 0 {
-            return;
-        }
-        let at = pages * self.page();
-        if let Ok(Some(loan)) = self.host.lend((tokens, key, spans), Some(at), 0..0, &[]) {
-            self.host.move_done(loan.id).expect("a loan of now");
-        }
+    /// A request that [`Self::save`] is not told of was served: what the host tier has of its prompt counts as used.
+    ///
+    /// # Errors
+    /// As [`Cache::match_tokens`].
+    pub fn used(&mut self, prefix: &Prefix<'_>) -> Result<()> {
+        self.host.touch(prefix.tokens, prefix.key, prefix.spans)
+    }
+
+    /// Numbers of the fetches, saves and receives on their way, ascending: an interrupt can come between a call and who
+    /// would have noted its number.
+    pub fn moving(&self) -> (Vec<u64>, Vec<u64>, Vec<u64>) {
+        let going =
+            |receives| self.going.iter().filter(move |(_, g)| g.awaited.is_some() == receives).map(|(&id, _)| id);
+        (self.coming.keys().copied().collect(), going(false).collect(), going(true).collect())
     }
 
     pub(super) fn page(&self) -> u64 {

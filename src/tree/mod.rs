@@ -74,6 +74,8 @@ pub struct SwaMeta {
     pub refs: u32,
     /// Newest step that may still read it.
     pub stamp: Stamp,
+    /// Newest step that may still write it.
+    pub written: Stamp,
     /// Unleased, but its step still runs.
     pub waiting: bool,
     /// A checkpoint that was made with it, for refreshing; may be stale.

@@ -57,6 +57,8 @@ pub struct Node {
     pub pinned_children: u32,
     /// Newest step that may still read its pages.
     pub stamp: u64,
+    /// Newest step that may still write its pages: rows of steps that run are final for later steps, not for other tiers.
+    pub written: u64,
     /// Order of eviction.
     pub place: Place,
     /// Order of the last uses, and of the first one since it is cached; 0 before.
@@ -103,6 +105,7 @@ impl Node {
             pins: 0,
             pinned_children: 0,
             stamp: 0,
+            written: 0,
             rank: 0,
             born: 0,
             last: User::default(),

@@ -4,19 +4,19 @@ use super::node::{MAX_PAGES, MAX_RUNS, Node};
 use super::walk::Query;
 use super::{SwaMeta, Tree};
 use crate::policy::End;
-use crate::pool::{Computed, Full, Page, Swa};
+use crate::pool::{Computed, Full, Page, Stamp, Swa};
 
 impl Tree {
     /// Adds `count` pages from page `from` of `query` below `at`, whose end the caller leases; the lease moves to the
     /// end of the returned node. The node is extended in place when nobody else can tell. `pages` yields the full
-    /// pages, or nothing without a full group. Also tells the deepest of the pages where an earlier prompt ended.
+    /// pages, or nothing without a full group; steps up to `stamp` may still write them. Also tells the deepest of the pages where an earlier prompt ended.
     pub(crate) fn insert(
         &mut self,
         at: u32,
         query: Query<'_>,
         from: u32,
         count: u32,
-        tenant: u32,
+        (tenant, stamp): (u32, Stamp),
         pages: &mut dyn Iterator<Item = Page<Full, Computed>>,
     ) -> (u32, Option<(u32, End)>) {
         let size = self.page as usize;
@@ -64,6 +64,7 @@ impl Tree {
             }
             self.slots.set_node(run, target);
             let node = &mut self.nodes[target];
+            node.written = node.written.max(stamp);
             let joins = node.runs.last().is_some_and(|&r| self.slots.joins(r, run));
             node.push_run(run, joins);
             if self.has_full {
@@ -83,11 +84,18 @@ impl Tree {
     }
 
     /// Fills the SWA hole of `slot` with a sequence's page, which keeps a lease on it. `after` are the known tokens
-    /// after the page, from which its MTP rows were made.
-    pub(crate) fn publish_swa(&mut self, slot: u32, page: Page<Swa, Computed>, after: &[u32], tenant: u32) -> u32 {
+    /// after the page, from which its MTP rows were made; steps up to `stamp` may still write it.
+    pub(crate) fn publish_swa(
+        &mut self,
+        slot: u32,
+        page: Page<Swa, Computed>,
+        after: &[u32],
+        (tenant, stamp): (u32, Stamp),
+    ) -> u32 {
         debug_assert!(self.slots.swa(slot) == 0);
         let id = self.swa.publish(page).into_id();
-        *self.swa_meta.get_mut(id as usize) = SwaMeta { slot, tenant, hint: crate::policy::NIL, ..SwaMeta::default() };
+        *self.swa_meta.get_mut(id as usize) =
+            SwaMeta { slot, tenant, written: stamp, hint: crate::policy::NIL, ..SwaMeta::default() };
         self.set_record(id, after);
         self.touch_slot(slot);
         self.slots.set_swa(slot, id);

@@ -15,7 +15,7 @@ impl Tree {
         let node = &mut self.nodes[id];
         debug_assert!(0 < at && at < node.len);
         let mut upper = Node::new(node.parent, node.root, node.depth, node.tenant);
-        upper.stamp = node.stamp;
+        (upper.stamp, upper.written) = (node.stamp, node.written);
         upper.place = node.place;
         upper.leased_children = u32::from(node.is_leased());
         upper.pinned_children = u32::from(node.is_pinned());
@@ -112,6 +112,7 @@ impl Tree {
             }
         }
         l.runs = runs;
+        l.written = l.written.max(u.written);
         l.depth = u.depth;
         l.len += u.len;
         l.swa += u.swa;

@@ -98,10 +98,15 @@ impl World {
         let story = self.story(p);
         let Some(below) = &mut self.below else { return };
         let key = key(story.key);
-        for save in below.tiers.save(&mut self.cache, &prefix(&story, &key), 0).expect("a valid prompt") {
-            let was = pages(&save.pairs, false).iter().map(|(source, _)| self.memory.page(*source)).collect();
-            below.saves.insert(save.id, (save, was));
-        }
+        let again = story.tokens.len().is_multiple_of(3);
+        let save = below.tiers.save(&mut self.cache, &prefix(&story, &key), 0, again).expect("a valid prompt");
+        self.set_out_below(save);
+    }
+
+    fn set_out_below(&mut self, save: Option<Save>) {
+        let (Some(below), Some(save)) = (&mut self.below, save) else { return };
+        let was = pages(&save.pairs, false).iter().map(|(source, _)| self.memory.page(*source)).collect();
+        below.saves.insert(save.id, (save, was));
     }
 
     pub fn saved(&mut self, which: u8, ok: bool) {
@@ -110,7 +115,8 @@ impl World {
         let id = *below.saves.keys().nth(n).expect("a save");
         let (save, was) = below.saves.remove(&id).expect("a save");
         copy(&self.memory, &mut below.memory, &pages(&save.pairs, false), &was, ok);
-        below.tiers.saved(&mut self.cache, id, ok).expect("a save on its way");
+        let next = below.tiers.saved(&mut self.cache, id, ok).expect("a save on its way");
+        self.set_out_below(next);
     }
 
     /// Pages are lent to the host tier.

@@ -118,7 +118,7 @@ impl World {
     fn make_request(&self, p: Prompt) -> Waiting {
         let story = self.story(p);
         let (tenant, store) = (u32::from(p.flags >> 3 & 1), p.flags & 16 == 0);
-        let options = RequestOptions { key: key(story.key), spans: story.spans.clone(), tenant, store };
+        let options = RequestOptions { key: key(story.key), spans: story.spans.clone(), tenant, store, again: false };
         let request = self.cache.request(story.tokens.clone(), options).expect("a valid prompt");
         assert_eq!(request.tokens(), story.tokens);
         Waiting { request, story, store }

@@ -236,9 +236,7 @@ impl World {
         let swa: Vec<u64> = (at.saturating_sub(need)..at).collect();
         assert!(swa.iter().all(|l| map[*l as usize]), "the window of {found:?} is not in {map:?}");
         let full = if self.setup.has_full() { 0..at } else { 0..0 };
-        let Some(lent) =
-            self.cache.lend((tokens, &key, spans), Some(found.usable), full, &swa).expect("a valid prompt")
-        else {
+        let Some(lent) = self.cache.lend((tokens, &key, spans), full, &swa).expect("a valid prompt") else {
             return;
         };
         let fresh = self.namespaces.len() as u32;

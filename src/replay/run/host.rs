@@ -48,8 +48,9 @@ pub(super) fn bring_up(host: &mut Tiers, cache: &mut Cache, seq: SeqId, now: u64
 pub(super) fn write_down(host: &mut Tiers, cache: &mut Cache, prompt: &[u32], start: u64) -> Result<()> {
     let key = Key::default();
     let prefix = Prefix { tokens: prompt, key: &key, spans: &[], tenant: 0 };
-    for save in host.save(cache, &prefix, start)? {
-        host.saved(cache, save.id, true)?;
+    let mut next = host.save(cache, &prefix, start, false)?;
+    while let Some(save) = next {
+        next = host.saved(cache, save.id, true)?;
     }
     Ok(())
 }
