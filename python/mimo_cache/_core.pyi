@@ -1183,7 +1183,8 @@ class TierPlanner:
     """Decides what goes from a cache down to a host tier and what comes back; copies nothing.
 
     - `full_pages`, `swa_pages`: pages of host memory, ids from 1. 0 for a group that the cache does not have.
-    - `write`: when a prefix goes down, "through" (as soon as it is computed) or "hit<n>" (when it was matched n times).
+    - `write`: when a prefix goes down, "through" (as soon as it is computed), "back" (when newer ones push it out) or
+      "hit<n>" (when it was matched n times).
     - `max_saving`: pages on their way down at once.
     - `layout`: 32 bytes for the order of bytes in host pages (`DeviceLayout.digest`), part of the pages' names.
 
@@ -1197,7 +1198,7 @@ class TierPlanner:
         *,
         full_pages: SupportsIndex = 0,
         swa_pages: SupportsIndex = 0,
-        write: str = "hit1",
+        write: str = "through",
         max_saving: SupportsIndex = 4096,
         layout: bytes | None = None,
     ) -> TierPlanner: ...
@@ -1225,15 +1226,25 @@ class TierPlanner:
         spans: _Spans | None = None,
         tenant: SupportsIndex = 0,
         start: SupportsIndex = 0,
-    ) -> list[TierSave]:
-        """What of a prefix goes down now, shallow first. To be asked when a prompt is computed and when its sequence
-        ends, after the steps that wrote it are retired; `tenant` owns it below. `start`: the tokens it was opened with;
-        boundaries before are not offered again.
+        again: bool = False,
+    ) -> TierSave | None:
+        """What of a prefix goes down first, if anything does; `saved` tells what comes after it. To be asked when a prompt
+        is computed and when its sequence ends, after the steps that wrote it are retired; `tenant` owns it below.
+        `start`: the tokens it was opened with; boundaries before are not offered again. `again`: this request was told
+        before; else it counts as a use of what the host tier has of its prompt.
         """
-    def saved(self, id: SupportsIndex, ok: bool) -> None:
-        """A save is over; `ok`: its bytes are there, else nothing of it is written any more. Raises `StepOrderError`
-        for a number that is no save on its way.
+    def saved(self, id: SupportsIndex, ok: bool) -> TierSave | None:
+        """A save is over; `ok`: its bytes are there, else nothing of it is written any more. What goes down next of the
+        same prompt, if anything does. Raises `StepOrderError` for a number that is no save on its way.
         """
+    def write_back(self) -> tuple[TierSave, npt.NDArray[np.uint32], Key, list[tuple[int, int, bytes]]] | None:
+        """With `write` "back": what goes down because newer ones push it out of the cache, if anything has to, and of
+        which prompt it is: (save, tokens, key, spans). To be asked after every step.
+        """
+    def used(self, tokens: _Tokens, key: Key | None = None, spans: _Spans | None = None) -> None:
+        """A request that `save` is not told of was served: what the host tier has of its prompt counts as used."""
+    def moving(self) -> tuple[list[int], list[int], list[int]]:
+        """Numbers of the fetches, saves and receives on their way, ascending."""
     def names(self, tokens: _Tokens, key: Key | None = None, spans: _Spans | None = None) -> list[bytes]:
         """Names of the whole pages of a prompt in a tier that processes share, 32 bytes each, in the namespace of
         now.
@@ -1518,7 +1529,10 @@ def replay(
     prefill_rate: float | None = None,
     decode_rate: float = 50.0,
     host: float | None = None,
-    host_write: str = "hit1",
+    host_write: str = "through",
+    gcache: float | None = None,
+    gcache_write: str = "through",
+    without: str = "",
     progress: Callable[[int, int, int, int], object] | None = None,
 ) -> dict[str, Any]:
     """Replays a trace and returns what it found as numbers; `misses` is a dict of tokens by cause.
@@ -1528,8 +1542,10 @@ def replay(
     start, the memory is cut into about `split_chunks` chunks (2 to 2,048; small pools have fewer), and the key `split`
     says where they went. `skip_bad`: lines that cannot be used are counted and passed over. `samples`: points in time
     of the result's `samples`. With `prefill_rate` (tokens a second) requests overlap, and each stays open until its
-    output has come at `decode_rate`. `host`: pages of a host tier below, as a multiple of the cache's; prefixes go down
-    to it by `host_write`, moves take no time, and the key `host` says what moved. `docs/cli.md` names every key.
+    output has come at `decode_rate`. `host`, `gcache`: pages of a host tier below, and of GCache below that, as
+    multiples of the cache's; prefixes go down to them by `host_write` and `gcache_write`, moves take no time, and the
+    keys `host` and `gcache` say what moved. `without`: rules between tiers that are off, of mixed, difference, heal and
+    touch. `docs/cli.md` names every key.
     """
 
 def crc32c(data: _Buffer, value: SupportsIndex = 0) -> int:

@@ -206,7 +206,9 @@ impl Cache {
     pub(crate) fn begins_like(&self, id: SeqId, tokens: &[u32], key: &Key, spans: &[Span], common: u64) -> bool {
         let Ok(seq) = self.seq(id, "compare") else { return false };
         let own = seq.tokens.get(..common as usize);
-        own.is_some()
+        // What a sequence that stores nothing brings up is not published.
+        seq.store
+            && own.is_some()
             && own == tokens.get(..common as usize)
             && seq.base == self.base_key(key)
             && spans_before(&seq.spans, common) == spans_before(spans, common)

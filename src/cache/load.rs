@@ -29,7 +29,7 @@ pub struct Missing {
 pub struct LoadOptions<'a> {
     /// The boundary to go on from, in tokens.
     pub to: u64,
-    /// Kinds of the checkpoint that is kept there ([`kind`](crate::policy::kind)).
+    /// Kinds of the checkpoint that is kept there ([`kind`](crate::policy::kind)); 0: none is.
     pub kinds: u8,
     /// Of each of the SWA pages that [`Cache::missing`] names: the tokens after it with which its MTP rows were made.
     pub records: &'a [Record],
@@ -353,7 +353,8 @@ impl Cache {
             self.misses.replace(&before, &now);
         }
         let seq = &mut self.seqs[index];
-        seq.loaded_end = ((load.to / u64::from(self.tree.page)) as u32, load.kinds);
+        let end = (load.to / u64::from(self.tree.page)) as u32;
+        seq.loaded_end = if load.kinds > 0 { (end, load.kinds) } else { (0, 0) };
         let known = seq.tokens.len() as u64;
         let n_mtp = if load.keep_records { 0 } else { u64::from(self.tree.n_mtp) };
         let ready = load.to.min(known.saturating_sub(n_mtp)) / u64::from(self.tree.page);

@@ -6,9 +6,10 @@ use crate::error::{Error, Result};
 use crate::policy::{PolicyKind, Retention};
 use crate::replay::split::{CHUNKS, Split, SplitOutcome};
 use crate::replay::{
-    Capacity, HostOptions, KvBytes, MAX_CHUNK, MAX_SAMPLES, Options, Outcome, Progress, Sample, Service, run,
+    Capacity, HostOptions, KvBytes, MAX_CHUNK, MAX_SAMPLES, Options, Outcome, Progress, Sample, Service, TierOptions,
+    run,
 };
-use crate::tier::{TierConfig, TierStats, Write};
+use crate::tier::{Rules, TierConfig, TierStats, Write};
 use pyo3::prelude::*;
 use pyo3::types::{PyDict, PyList, PyTuple};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -17,8 +18,8 @@ use std::time::{Duration, Instant};
 
 /// Time between two calls of the progress function.
 const BEAT: Duration = Duration::from_millis(100);
-/// When prefixes go down to a host tier.
-const HOST_WRITE: &str = "hit1";
+/// When prefixes go down to a tier.
+const TIER_WRITE: &str = "through";
 /// Output tokens per second of a request when none are named.
 const DEFAULT_DECODE: f64 = 50.0;
 
@@ -46,6 +47,9 @@ pub(super) struct Given<'a, 'py> {
     pub(super) samples: Option<&'a Bound<'py, PyAny>>,
     pub(super) host: Option<&'a Bound<'py, PyAny>>,
     pub(super) host_write: Option<&'a Bound<'py, PyAny>>,
+    pub(super) gcache: Option<&'a Bound<'py, PyAny>>,
+    pub(super) gcache_write: Option<&'a Bound<'py, PyAny>>,
+    pub(super) without: Option<&'a Bound<'py, PyAny>>,
     pub(super) prefill_rate: Option<&'a Bound<'py, PyAny>>,
     pub(super) decode_rate: Option<&'a Bound<'py, PyAny>>,
 }
@@ -61,7 +65,10 @@ impl Given<'_, '_> {
         let prefill = number(self.prefill_rate, "prefill_rate")?;
         let decode = number(self.decode_rate, "decode_rate")?;
         let host = number(self.host, "host")?;
-        let host_write = args::text(self.host_write, HOST_WRITE, "host_write")?;
+        let gcache = number(self.gcache, "gcache")?;
+        let host_write = args::text(self.host_write, TIER_WRITE, "host_write")?;
+        let gcache_write = args::text(self.gcache_write, TIER_WRITE, "gcache_write")?;
+        let without = args::text(self.without, "", "without")?;
         let model = args::text(Some(self.model), "", "model")?;
         let capacity = args::text(Some(self.capacity), "", "capacity")?;
         let split = args::text(self.split, "fixed", "split")?;
@@ -89,9 +96,17 @@ impl Given<'_, '_> {
                 skip_bad,
                 service: prefill.map(|prefill| Service { prefill, decode: decode.unwrap_or(DEFAULT_DECODE) }),
                 samples,
-                host: match host {
-                    Some(ratio) => Some(HostOptions { ratio, write: Write::parse(&host_write)? }),
-                    None => None,
+                host: match (host, gcache) {
+                    (Some(ratio), _) => {
+                        let tier = |ratio, write: &str| Ok(TierOptions { ratio, write: Write::parse(write)? });
+                        Some(HostOptions {
+                            host: tier(ratio, &host_write)?,
+                            gcache: gcache.map(|ratio| tier(ratio, &gcache_write)).transpose()?,
+                            rules: Rules::without(&without)?,
+                        })
+                    }
+                    (None, Some(ratio)) => return Err(Error::invalid("gcache", ratio, "None without a host tier")),
+                    (None, None) => None,
                 },
             })
         })()
@@ -153,16 +168,17 @@ pub(super) fn released<T: Send>(
 /// `split_chunks` chunks (2 to 2,048; small pools have fewer), and the key `split` says where they went.
 /// `skip_bad`: lines that cannot be used are counted and passed over. `samples`: points in time of the result's
 /// `samples`. With `prefill_rate` (tokens per second) requests overlap, and each stays open until its
-/// output has come at `decode_rate`. `host`: pages of a host tier below, as a multiple of the cache's; prefixes go down to
-/// it by `host_write`, moves take no time, and the key `host` says what moved.
+/// output has come at `decode_rate`. `host`, `gcache`: pages of a host tier below, and of GCache below that, as multiples
+/// of the cache's; prefixes go down to them by `host_write` and `gcache_write`, moves take no time, and the keys `host` and
+/// `gcache` say what moved. `without`: rules between tiers that are off, of mixed, difference, heal and touch.
 #[pyfunction]
 #[pyo3(signature = (trace, *, model, capacity, swa_share=None, split=None, split_chunks=None, retention=None,
     policy=None, page_size=None, chunk=None, seed=None, skip_bad=None, samples=None, prefill_rate=None, decode_rate=None,
-    host=None, host_write=None, progress=None))]
+    host=None, host_write=None, gcache=None, gcache_write=None, without=None, progress=None))]
 #[pyo3(text_signature = "(trace, *, model, capacity, swa_share=None, split='fixed', split_chunks=64, \
     retention='prompt_end+branch+sup2+stride8192+dense2048:4096', policy='hit_density', \
     page_size=64, chunk=8192, seed=0, skip_bad=False, samples=0, prefill_rate=None, decode_rate=50.0, host=None, \
-    host_write='hit1', progress=None)")]
+    host_write='through', gcache=None, gcache_write='through', without='', progress=None)")]
 #[allow(clippy::too_many_arguments)]
 fn replay<'py>(
     py: Python<'py>,
@@ -183,6 +199,9 @@ fn replay<'py>(
     decode_rate: Option<&Bound<'py, PyAny>>,
     host: Option<&Bound<'py, PyAny>>,
     host_write: Option<&Bound<'py, PyAny>>,
+    gcache: Option<&Bound<'py, PyAny>>,
+    gcache_write: Option<&Bound<'py, PyAny>>,
+    without: Option<&Bound<'py, PyAny>>,
     progress: Option<Py<PyAny>>,
 ) -> PyResult<Bound<'py, PyDict>> {
     let path = path_of(trace)?;
@@ -203,6 +222,9 @@ fn replay<'py>(
         decode_rate,
         host,
         host_write,
+        gcache,
+        gcache_write,
+        without,
     };
     let options = given.options(py)?;
     let outcome = released(py, progress, |beat| run(&path, &options, |now| beat((now.total > 0).then_some(now))))?;
@@ -241,7 +263,10 @@ fn to_dict<'py>(py: Python<'py>, options: &Options, outcome: &Outcome) -> PyResu
     out.set_item("most_open", outcome.most_open)?;
     out.set_item("waited_ms", outcome.waited_ms)?;
     out.set_item("seconds", outcome.seconds)?;
-    out.set_item("host", outcome.host.as_ref().map(|(config, stats)| host_dict(py, config, stats)).transpose()?)?;
+    for (i, name) in ["host", "gcache"].into_iter().enumerate() {
+        let tier = outcome.tiers.get(i).map(|(config, stats)| tier_dict(py, config, stats));
+        out.set_item(name, tier.transpose()?)?;
+    }
     out.set_item("split", outcome.split.as_ref().map(|split| split_dict(py, split)).transpose()?)?;
     if !outcome.samples.is_empty() {
         let samples = outcome.samples.iter().map(|s| sample(py, s)).collect::<PyResult<Vec<_>>>()?;
@@ -268,8 +293,8 @@ fn split_dict<'py>(py: Python<'py>, split: &SplitOutcome) -> PyResult<Bound<'py,
     Ok(out)
 }
 
-/// A host tier and what it moved.
-fn host_dict<'py>(py: Python<'py>, config: &TierConfig, stats: &TierStats) -> PyResult<Bound<'py, PyDict>> {
+/// A tier and what it moved.
+fn tier_dict<'py>(py: Python<'py>, config: &TierConfig, stats: &TierStats) -> PyResult<Bound<'py, PyDict>> {
     let out = PyDict::new(py);
     out.set_item("full_pages", config.full_pages)?;
     out.set_item("swa_pages", config.swa_pages)?;
@@ -281,6 +306,7 @@ fn host_dict<'py>(py: Python<'py>, config: &TierConfig, stats: &TierStats) -> Py
     out.set_item("saved_full", stats.saved_full)?;
     out.set_item("saved_swa", stats.saved_swa)?;
     out.set_item("no_room", stats.no_room_below)?;
+    out.set_item("gone", stats.gone)?;
     Ok(out)
 }
 

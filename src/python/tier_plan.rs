@@ -5,13 +5,14 @@ use super::args;
 use super::cache::PyPrefixCache;
 use super::call::{Handle, LONG};
 use super::errors::{invalid, to_py};
-use super::report::{PyStats, PyTierStats};
+use super::report::{PyStats, PyTierStats, uint32_array};
+use super::request::PyKey;
 use super::sequence::PySequence;
 use super::tier_moves::{self as moves, PyFetch, PyLoan, PyReceive, PySave};
 use super::tokens::Tokens;
 use crate::cache::{Cache, Record};
 use crate::error::{Error, Result};
-use crate::tier::{Cost, Prefix, TierConfig, Tiers, Write};
+use crate::tier::{Cost, Prefix, Rules, TierConfig, Tiers, Write};
 use pyo3::prelude::*;
 use pyo3::types::PyBytes;
 
@@ -20,7 +21,8 @@ const U32: u64 = u32::MAX as u64;
 /// Decides what goes from a cache down to a host tier and what comes back; copies nothing.
 ///
 /// - `full_pages`, `swa_pages`: pages of host memory, ids from 1. 0 for a group that the cache does not have.
-/// - `write`: when a prefix goes down, "through" (as soon as it is computed) or "hit<n>" (when it was matched n times).
+/// - `write`: when a prefix goes down, "through" (as soon as it is computed), "back" (when newer ones push it out) or
+///   "hit<n>" (when it was matched n times).
 /// - `max_saving`: pages on their way down at once.
 /// - `layout`: 32 bytes for the order of bytes in host pages (`DeviceLayout.digest`), part of the pages' names.
 ///
@@ -71,12 +73,15 @@ impl PyTierPlanner {
     }
 }
 
+/// A save with the prompt that it is of.
+type WrittenBack<'py> = (PySave, Bound<'py, PyAny>, PyKey, Vec<(u64, u64, Bound<'py, PyBytes>)>);
+
 #[pymethods]
 impl PyTierPlanner {
     #[new]
     #[pyo3(
         signature = (cache, *, full_pages=None, swa_pages=None, write=None, max_saving=None, layout=None),
-        text_signature = "(cache, *, full_pages=0, swa_pages=0, write='hit1', max_saving=4096, layout=None)"
+        text_signature = "(cache, *, full_pages=0, swa_pages=0, write='through', max_saving=4096, layout=None)"
     )]
     fn new(
         cache: &Bound<'_, PyAny>,
@@ -90,12 +95,13 @@ impl PyTierPlanner {
         let Ok(cache) = cache.cast::<PyPrefixCache>() else {
             return Err(invalid(py, "cache", args::type_name(cache), "a mimo_cache.PrefixCache"));
         };
-        let write = Write::parse(&args::text(write, "hit1", "write")?).map_err(|error| to_py(py, error))?;
+        let write = Write::parse(&args::text(write, "through", "write")?).map_err(|error| to_py(py, error))?;
         let config = TierConfig {
             full_pages: args::int_or(full_pages, 0, "full_pages", 0, U32)? as u32,
             swa_pages: args::int_or(swa_pages, 0, "swa_pages", 0, U32)? as u32,
             write,
             max_saving: args::int_or(max_saving, 4096, "max_saving", 1, U32)? as u32,
+            rules: Rules::default(),
         };
         let handle = cache.get().handle.clone();
         let wanted = config.clone();
@@ -205,6 +211,15 @@ impl PyTierPlanner {
         let id = args::int(id, "id", 0, u64::MAX)?;
         let ok = args::flag(Some(ok), true, "ok")?;
         self.call(py, 0, |tiers, cache| tiers.saved(cache, id, ok)).map(|save| save.map(PySave))
+    }
+
+    /// With `write` "back": what goes down because newer ones push it out of the cache, if anything has to, and of
+    /// which prompt it is: (save, tokens, key, spans). To be asked after every step.
+    fn write_back<'py>(&self, py: Python<'py>) -> PyResult<Option<WrittenBack<'py>>> {
+        let Some((save, story)) = self.call(py, LONG, |tiers, cache| tiers.write_back(cache))? else { return Ok(None) };
+        let spans = story.spans.iter().map(|s| (s.start, s.len, PyBytes::new(py, &s.hash))).collect();
+        let key = PyKey { key: story.key };
+        Ok(Some((PySave(save), uint32_array(py, &story.tokens)?, key, spans)))
     }
 
     /// A request that `save` is not told of was served: what the host tier has of its prompt counts as used.

@@ -113,6 +113,9 @@ fn explain_trace<'py>(
         samples: None,
         host: None,
         host_write: None,
+        gcache: None,
+        gcache_write: None,
+        without: None,
         prefill_rate,
         decode_rate,
     };

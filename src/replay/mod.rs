@@ -27,7 +27,7 @@ pub use blocks::BlockIds;
 pub use capacity::{Capacity, KvBytes, Pools};
 pub use optimum::{Optimum, Reuse};
 pub use run::explain::{Lost, MAX_STORIES, Seen, Story, Which, Who, explain, explain_from};
-pub use run::host::HostOptions;
+pub use run::host::{HostOptions, TierOptions};
 pub use run::outcome::{MAX_SAMPLES, Outcome, Progress, Sample, Totals};
 pub use run::overlap::Service;
 pub use run::{MAX_CHUNK, Options, run, run_from, scan};

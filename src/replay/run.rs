@@ -9,7 +9,6 @@ use crate::replay::keys::KeyBook;
 use crate::replay::split::{self, Carved, Split, Watch};
 use crate::replay::tokens;
 use crate::replay::trace::{Line, Skipped, TraceReader, TraceRequest};
-use crate::tier::Tiers;
 use std::path::Path;
 use std::time::Instant;
 
@@ -18,7 +17,7 @@ pub mod host;
 pub mod outcome;
 pub mod overlap;
 
-use host::HostOptions;
+use host::{Below, HostOptions};
 use outcome::{MAX_SAMPLES, Outcome, Progress, Sample, Totals};
 use overlap::{Clock, Service};
 
@@ -55,7 +54,7 @@ pub struct Options {
     pub skip_bad: bool,
     /// How fast requests are served, so that they overlap; `None`: one after another, each at its arrival and at once.
     pub service: Option<Service>,
-    /// A host tier below the cache.
+    /// Tiers below the cache.
     pub host: Option<HostOptions>,
     /// Points in time that [`Outcome::samples`] shows, evenly spread over the requests; 0 for none.
     pub samples: u32,
@@ -161,7 +160,7 @@ pub fn run_from(
         full_evicted: stats.full_evicted,
         checkpoints_evicted: stats.checkpoints_evicted,
         split: engine.watch.map(|watch| watch.outcome(&stats.split)),
-        host: engine.host.map(|host| (host.config().clone(), host.stats())),
+        tiers: engine.host.map_or_else(Vec::new, |host| host.outcome()),
         seconds,
         samples,
         most_open: engine.clock.as_ref().map_or(1, |c| c.most_open as u64),
@@ -232,7 +231,7 @@ struct Engine {
     chunk: u64,
     /// With pools that share a region.
     watch: Option<Watch>,
-    host: Option<Tiers>,
+    host: Option<Below>,
     step: u64,
     swa_width: usize,
     full_table: Vec<i32>,
@@ -343,7 +342,7 @@ impl Engine {
         let prompt = if self.host.is_some() { waiting.tokens().to_vec() } else { Vec::new() };
         let seq = self.cache.open(&mut waiting, 0)?;
         if let Some(host) = &mut self.host {
-            host::bring_up(host, &mut self.cache, seq, request.t_ms)?;
+            host.bring_up(&mut self.cache, seq, &prompt, request.t_ms)?;
         }
         let report = self.cache.report(seq)?;
         let mut at = self.cache.info(seq)?.committed;
@@ -354,7 +353,7 @@ impl Engine {
         }
         self.cache.finish(seq)?;
         if let Some(host) = &mut self.host {
-            host::write_down(host, &mut self.cache, &prompt, report.matched.usable)?;
+            host.write_down(&mut self.cache, &prompt, report.matched.usable)?;
         }
         self.account(&report, head)
     }

@@ -9,8 +9,9 @@
 //! ([`DeviceMemory::new`]) and hands over whatever keeps them alive.
 
 #[cfg(target_os = "linux")]
-mod copy;
+mod back;
 #[cfg(target_os = "linux")]
+mod copy;
 mod cuda;
 #[cfg(target_os = "linux")]
 mod error;
@@ -36,4 +37,4 @@ pub use host::{HostRegion, Hugepages};
 pub use layout::{GroupLayout, HOST_ALIGN, LayerStep, Layout, NULL_PAGE, Part, PoolGroup};
 pub use plan::{Cost, Residency, union_boundary};
 pub use tiers::Tiers;
-pub use types::{Fetch, Loan, Pairs, Prefix, Receive, Save, TierConfig, TierStats, Write};
+pub use types::{Fetch, Loan, Pairs, Prefix, Receive, Rules, Save, Story, TierConfig, TierStats, Write};

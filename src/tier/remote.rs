@@ -5,6 +5,7 @@
 
 use super::Tiers;
 use super::plan::{Residency, union_boundary};
+use super::save::Bring;
 use super::types::{Loan, Prefix, Receive};
 use crate::cache::{Boundary, Cache, Record};
 use crate::error::{Error, Result};
@@ -85,7 +86,7 @@ impl Tiers {
             Err(Error::OutOfPages(_)) => return Ok(None),
             Err(error) => return Err(error),
         };
-        let Some(mut brought) = self.bring(above, seq, prefix, &boundary, true)? else {
+        let Bring::Begun(mut brought) = self.bring(above, seq, prefix, &boundary, true)? else {
             self.host.abort(seq)?;
             return Ok(None);
         };

@@ -2,7 +2,7 @@
 
 use super::Tiers;
 use super::tiers::{Chain, Going, Rest};
-use super::types::{Pairs, Prefix, Save};
+use super::types::{Pairs, Prefix, Save, Write};
 use crate::cache::{Boundary, Cache, Lent, LoadOptions, PageKey, Record, RequestOptions, SeqId};
 use crate::error::{Error, Result};
 use crate::key::{PageKeys, spans_before};
@@ -23,6 +23,15 @@ pub(super) struct Brought {
     pub(super) swa: Vec<(u64, u32)>,
 }
 
+/// What became of one; but for the first nothing has changed.
+pub(super) enum Bring {
+    Begun(Brought),
+    /// The cache above does not have a page of it any more, or may not lend it now.
+    Gone,
+    /// A pool of the host tier has no room.
+    NoRoom,
+}
+
 impl Tiers {
     /// What of a prefix goes down now: boundaries with a checkpoint above that the host tier lacks and the write policy
     /// wants, shallow first, one after the other: this begins with the first, [`Self::saved`] goes on with the next. To be
@@ -36,6 +45,13 @@ impl Tiers {
     /// # Errors
     /// As [`Cache::match_tokens`].
     pub fn save(&mut self, above: &mut Cache, prefix: &Prefix<'_>, start: u64, again: bool) -> Result<Option<Save>> {
+        if self.config.write == Write::Back {
+            self.note_dirty(above, prefix, start)?;
+            if !again {
+                self.used(prefix)?;
+            }
+            return Ok(None);
+        }
         let (mut chain, keys) = self.wanted(above, prefix, start)?;
         if !chain.is_empty() && self.stats().saving_pages >= u64::from(self.config.max_saving) {
             self.stats.no_room_below += 1;
@@ -44,7 +60,7 @@ impl Tiers {
         let opened = self.open_below(prefix, &mut chain, keys, again)?;
         let Some(seq) = opened else {
             if !again {
-                self.host.touch(prefix.tokens, prefix.key, prefix.spans)?;
+                self.used(prefix)?;
             }
             return Ok(None);
         };
@@ -52,11 +68,12 @@ impl Tiers {
     }
 
     /// Boundaries that are to go down, deepest first, with the keys of the pages that end there; and keys of all pages.
-    fn wanted(&mut self, above: &Cache, prefix: &Prefix<'_>, start: u64) -> Result<(Chain, PageKeys)> {
+    pub(super) fn wanted(&mut self, above: &Cache, prefix: &Prefix<'_>, start: u64) -> Result<(Chain, PageKeys)> {
         let Prefix { tokens, key, spans, .. } = *prefix;
         let page = self.page();
         let mut wanted: Vec<Boundary> = Vec::new();
-        for mut boundary in above.boundaries(tokens, key, spans, start.saturating_sub(1), BOUNDARIES)? {
+        let beyond = if self.config.rules.difference { start.saturating_sub(1) } else { start };
+        for mut boundary in above.boundaries(tokens, key, spans, beyond, BOUNDARIES)? {
             if !self.config.write.wants(boundary.hits) {
                 continue;
             }
@@ -88,7 +105,7 @@ impl Tiers {
 
     /// A sequence of the host tier that reaches to the deepest of these boundaries for which there is room; those beyond
     /// are dropped. `None`: there is no room, or nothing to do.
-    fn open_below(
+    pub(super) fn open_below(
         &mut self,
         prefix: &Prefix<'_>,
         chain: &mut Chain,
@@ -119,7 +136,13 @@ impl Tiers {
     }
 
     /// Begins with the next boundary of a chain (deepest first) for which that is possible; without one the sequence ends.
-    fn go_on(&mut self, above: &mut Cache, seq: SeqId, prefix: &Prefix<'_>, mut chain: Chain) -> Result<Option<Save>> {
+    pub(super) fn go_on(
+        &mut self,
+        above: &mut Cache,
+        seq: SeqId,
+        prefix: &Prefix<'_>,
+        mut chain: Chain,
+    ) -> Result<Option<Save>> {
         while let Some((boundary, name)) = chain.pop() {
             if self.stats().saving_pages >= u64::from(self.config.max_saving) {
                 self.stats.no_room_below += 1;
@@ -135,9 +158,16 @@ impl Tiers {
             if passed || self.saving.contains(&name) || self.has(prefix, boundary.at)? {
                 continue;
             }
-            let Some(mut brought) = self.bring(above, seq, prefix, &boundary, false)? else {
-                self.stats.no_room_below += 1;
-                break;
+            let mut brought = match self.bring(above, seq, prefix, &boundary, false)? {
+                Bring::Begun(brought) => brought,
+                Bring::Gone => {
+                    self.stats.gone += 1;
+                    continue;
+                }
+                Bring::NoRoom => {
+                    self.stats.no_room_below += 1;
+                    break;
+                }
             };
             self.stats.saves += 1;
             let save = Save { id: brought.id, pairs: std::mem::take(&mut brought.pairs), at: boundary.at };
@@ -150,7 +180,7 @@ impl Tiers {
     }
 
     /// Begins to load a sequence of the host tier up to a boundary: from the cache above, and, with `elsewhere`, what that
-    /// one lacks from another process. `None`: a pool has no room, or a page is gone; nothing has changed.
+    /// one lacks from another process.
     pub(super) fn bring(
         &mut self,
         above: &mut Cache,
@@ -158,7 +188,7 @@ impl Tiers {
         prefix: &Prefix<'_>,
         boundary: &Boundary,
         elsewhere: bool,
-    ) -> Result<Option<Brought>> {
+    ) -> Result<Bring> {
         let Prefix { tokens, key, spans, .. } = *prefix;
         let missing = self.host.missing(seq, boundary.at)?;
         let (mut full, mut swa) = (missing.full.clone(), missing.swa.clone());
@@ -173,7 +203,7 @@ impl Tiers {
         if borrows {
             match above.lend((tokens, key, spans), full.clone(), &swa)? {
                 Some(loan) => lent = loan,
-                None => return Ok(None),
+                None => return Ok(Bring::Gone),
             }
         }
         let from_above = |page: &u64| swa.iter().position(|lent| lent == page);
@@ -186,7 +216,7 @@ impl Tiers {
                 if borrows {
                     above.move_done(lent.id)?;
                 }
-                return if matches!(error, Error::OutOfPages(_)) { Ok(None) } else { Err(error) };
+                return if matches!(error, Error::OutOfPages(_)) { Ok(Bring::NoRoom) } else { Err(error) };
             }
         };
         let mut out = Brought { id: load.id, loan: borrows.then_some(lent.id), ..Brought::default() };
@@ -202,7 +232,7 @@ impl Tiers {
                 None => out.swa.push((page, host)),
             }
         }
-        Ok(Some(out))
+        Ok(Bring::Begun(out))
     }
 
     /// A boundary is on its way down. `pages`: full and SWA pages that count for it.
@@ -241,12 +271,11 @@ impl Tiers {
         }
         self.stats.saved_full += going.full;
         self.stats.saved_swa += going.swa;
-        let Some(Rest { tokens, key, spans, tenant, chain }) = going.rest.take() else {
+        let Some(Rest { story, chain }) = going.rest.take() else {
             self.host.finish(going.seq)?;
             return Ok(None);
         };
-        let prefix = Prefix { tokens: &tokens, key: &key, spans: &spans, tenant };
-        self.go_on(above, going.seq, &prefix, chain)
+        self.go_on(above, going.seq, &story.prefix(), chain)
     }
 
     /// The bytes of a boundary are there, or (`ok` false) they will not come: what was lent goes back. The sequence stays

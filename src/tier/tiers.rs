@@ -8,13 +8,15 @@
 //! Nothing is told of a page before its bytes are there: what comes up is published by [`Tiers::fetched`], what goes down
 //! by [`Tiers::saved`], and both ends are leased until then.
 
+use super::back::Dirty;
 use super::plan::{Cost, Residency, union_boundary};
-use super::types::{Fetch, Pairs, Prefix, TierConfig, TierStats};
+use super::types::{Fetch, Pairs, Prefix, Story, TierConfig, TierStats};
 use crate::cache::{Boundary, Cache, CacheConfig, LoadOptions, PageKey, SeqId};
 use crate::error::{Error, Result};
-use crate::key::{Key, Span, spans_before};
+use crate::key::Key;
 use crate::policy::{Retention, kind};
 use std::collections::{BTreeMap, BTreeSet};
+use std::ops::Range;
 
 /// A load on its way up.
 #[derive(Debug)]
@@ -51,18 +53,14 @@ pub(super) type Chain = Vec<(Boundary, PageKey)>;
 /// What goes down after the boundary that is on its way.
 #[derive(Debug)]
 pub(super) struct Rest {
-    pub(super) tokens: Vec<u32>,
-    pub(super) key: Key,
-    pub(super) spans: Vec<Span>,
-    pub(super) tenant: u32,
+    pub(super) story: Story,
     pub(super) chain: Chain,
 }
 
 impl Rest {
     pub(super) fn of(prefix: &Prefix<'_>, chain: Chain) -> Rest {
         let end = chain.iter().map(|(b, _)| b.at).max().unwrap_or(0);
-        let tokens = prefix.tokens[..end as usize].to_vec();
-        Rest { tokens, key: prefix.key.clone(), spans: spans_before(prefix.spans, end), tenant: prefix.tenant, chain }
+        Rest { story: Story::of(prefix, end), chain }
     }
 }
 
@@ -76,6 +74,8 @@ pub struct Tiers {
     pub(super) going: BTreeMap<u64, Going>,
     /// Boundaries on their way down.
     pub(super) saving: BTreeSet<[u8; 32]>,
+    /// What waits to be written back.
+    pub(super) dirty: Dirty,
     /// Loans of the host tier for the tier below it.
     pub(super) lending: BTreeSet<u64>,
     /// Number of the layout of the bytes of host pages.
@@ -130,6 +130,7 @@ impl Tiers {
             going: BTreeMap::new(),
             saving: BTreeSet::new(),
             lending: BTreeSet::new(),
+            dirty: Dirty::default(),
             layout: [0; 32],
             stats: TierStats::default(),
             need,
@@ -170,7 +171,7 @@ impl Tiers {
     pub fn stats(&self) -> TierStats {
         let saving = self.going.values().filter(|g| g.awaited.is_none()).map(|g| g.full + g.swa).sum();
         let (fetching, lending) = (self.coming.len() as u64, self.lending.len() as u64);
-        TierStats { saving_pages: saving, fetching, lending, ..self.stats }
+        TierStats { saving_pages: saving, fetching, lending, dirty_pages: self.dirty.pages(), ..self.stats }
     }
 
     /// The longest usable prefix of both tiers together, in tokens, with one token left to compute. No lease, no recency.
@@ -186,7 +187,15 @@ impl Tiers {
         let (host_depth, host_map) = self.host.window_map(tokens, key, spans, from)?;
         let tiers = [Residency { depth, from, swa: &map }, Residency { depth: host_depth, from, swa: &host_map }];
         let limit = (tokens.len() as u64 - 1) / page;
-        Ok(union_boundary(&tiers, 0..0, own, limit, self.need).unwrap_or(own) * page)
+        Ok(self.together(&tiers, 0..0, own, limit).unwrap_or(own) * page)
+    }
+
+    /// The boundary that tiers reach together, in pages.
+    fn together(&self, tiers: &[Residency<'_>], held: Range<u64>, above: u64, limit: u64) -> Option<u64> {
+        match self.config.rules.mixed {
+            true => union_boundary(tiers, held, above, limit, self.need),
+            false => tiers.iter().filter_map(|t| union_boundary(&[*t], 0..0, above, limit, self.need)).max(),
+        }
     }
 
     /// A load on its way whose prefix a request with these tokens shares beyond what it would find now: opened after
@@ -223,7 +232,7 @@ impl Tiers {
         let (host_depth, host_map) = self.host.window_map(&tokens, &key, &spans, from)?;
         let (depth, map) = above.window_map(&tokens, &key, &spans, from)?;
         let tiers = [Residency { depth, from, swa: &map }, Residency { depth: host_depth, from, swa: &host_map }];
-        let Some(end) = union_boundary(&tiers, held, at, (len - 1) / page, self.need) else { return Ok(None) };
+        let Some(end) = self.together(&tiers, held, at, (len - 1) / page) else { return Ok(None) };
         let to = end * page;
         let missing = above.missing(seq, to)?;
         let (full, swa) = (missing.full.end - missing.full.start, missing.swa.len() as u64);
@@ -239,6 +248,7 @@ impl Tiers {
         };
         let kept = self.host.boundaries(&tokens, &key, &spans, to - page, 1)?;
         let kinds = kept.first().filter(|b| b.at == to).map_or(kind::PROMPT_END, |b| b.kinds | kind::PROMPT_END);
+        let kinds = if self.config.rules.heal { kinds } else { 0 };
         let options = LoadOptions { to, kinds, records: &loan.records, keep_records: false };
         let load = match above.load(seq, &options) {
             Ok(load) => load,
@@ -283,7 +293,15 @@ impl Tiers {
     /// # Errors
     /// As [`Cache::match_tokens`].
     pub fn used(&mut self, prefix: &Prefix<'_>) -> Result<()> {
-        self.host.touch(prefix.tokens, prefix.key, prefix.spans)
+        match self.config.rules.touch {
+            true => self.host.touch(prefix.tokens, prefix.key, prefix.spans),
+            false => Ok(()),
+        }
+    }
+
+    /// The host tier itself, to stand above another one in a replay.
+    pub(crate) fn host_mut(&mut self) -> &mut Cache {
+        &mut self.host
     }
 
     /// Numbers of the fetches, saves and receives on their way, ascending: an interrupt can come between a call and who

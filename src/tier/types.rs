@@ -2,7 +2,7 @@
 
 use crate::cache::{MtpRebuild, Record};
 use crate::error::{Error, Result};
-use crate::key::{Key, Span};
+use crate::key::{Key, Span, spans_before};
 
 /// When what is computed goes to the tier below.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -11,10 +11,12 @@ pub enum Write {
     Through,
     /// When it was matched so many times.
     OnHit(u16),
+    /// When newer ones push it out of the cache above.
+    Back,
 }
 
 impl Write {
-    /// `through`, or `hit<n>` with n from 1 to 65535.
+    /// `through`, `back`, or `hit<n>` with n from 1 to 65535.
     ///
     /// # Errors
     /// For any other text.
@@ -22,17 +24,64 @@ impl Write {
         let hits = |text: &str| text.strip_prefix("hit")?.parse().ok().filter(|&n: &u16| n > 0);
         match text {
             "through" => Ok(Write::Through),
+            "back" => Ok(Write::Back),
             _ => hits(text).map(Write::OnHit).ok_or_else(|| {
-                Error::invalid("write", crate::error::shown(text), "\"through\" or \"hit<n>\", n from 1 to 65535")
+                Error::invalid(
+                    "write",
+                    crate::error::shown(text),
+                    "\"through\", \"back\" or \"hit<n>\", n from 1 to 65535",
+                )
             }),
         }
     }
 
     pub(super) fn wants(self, hits: u16) -> bool {
         match self {
-            Write::Through => true,
+            Write::Through | Write::Back => true,
             Write::OnHit(n) => hits >= n,
         }
+    }
+}
+
+/// What keeps tiers consistent with each other. All on, but for measurements of what each is worth.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Rules {
+    /// Windows may be mixed of both tiers; off: a boundary is usable where one tier alone has all of it.
+    pub mixed: bool,
+    /// The boundary that a request began from goes down as well when the tier below lacks it; off: only what it added.
+    pub difference: bool,
+    /// What a fetch brought up stays resumable above; off: its boundary gets no checkpoint there.
+    pub heal: bool,
+    /// A request that is served above counts as a use below; off: only what is read or written there does.
+    pub touch: bool,
+}
+
+impl Rules {
+    /// All but those named in a list with commas: `mixed`, `difference`, `heal`, `touch`.
+    ///
+    /// # Errors
+    /// For any other name.
+    pub fn without(text: &str) -> Result<Rules> {
+        let mut rules = Rules::default();
+        for name in text.split(',').map(str::trim).filter(|name| !name.is_empty()) {
+            *match name {
+                "mixed" => &mut rules.mixed,
+                "difference" => &mut rules.difference,
+                "heal" => &mut rules.heal,
+                "touch" => &mut rules.touch,
+                other => {
+                    let allowed = "a list of mixed, difference, heal and touch";
+                    return Err(Error::invalid("without", crate::error::shown(other), allowed));
+                }
+            } = false;
+        }
+        Ok(rules)
+    }
+}
+
+impl Default for Rules {
+    fn default() -> Self {
+        Rules { mixed: true, difference: true, heal: true, touch: true }
     }
 }
 
@@ -47,6 +96,8 @@ pub struct TierConfig {
     pub write: Write,
     /// Pages on their way to it at once; what is beyond that is written at a later occasion.
     pub max_saving: u32,
+    /// See there.
+    pub rules: Rules,
 }
 
 /// A prefix, as the calls of a tier name it.
@@ -60,6 +111,31 @@ pub struct Prefix<'a> {
     pub spans: &'a [Span],
     /// Who owns what is written of it.
     pub tenant: u32,
+}
+
+/// The same, kept.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Story {
+    /// Its tokens.
+    pub tokens: Vec<u32>,
+    /// Its namespace.
+    pub key: Key,
+    /// Its multimodal spans.
+    pub spans: Vec<Span>,
+    /// Who owns what is written of it.
+    pub tenant: u32,
+}
+
+impl Story {
+    /// The first `end` tokens of a prefix.
+    pub(super) fn of(prefix: &Prefix<'_>, end: u64) -> Story {
+        let tokens = prefix.tokens[..end as usize].to_vec();
+        Story { tokens, key: prefix.key.clone(), spans: spans_before(prefix.spans, end), tenant: prefix.tenant }
+    }
+
+    pub(super) fn prefix(&self) -> Prefix<'_> {
+        Prefix { tokens: &self.tokens, key: &self.key, spans: &self.spans, tenant: self.tenant }
+    }
 }
 
 /// Pages to copy: (device page, host page) of each group.
@@ -182,4 +258,8 @@ pub struct TierStats {
     pub saving_pages: u64,
     /// Loads on their way now.
     pub fetching: u64,
+    /// Pages that wait to be written back, and boundaries that were gone when their turn came.
+    pub dirty_pages: u64,
+    /// See `dirty_pages`.
+    pub gone: u64,
 }

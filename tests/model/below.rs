@@ -11,7 +11,7 @@ use super::story::{Story, key};
 use super::world::World;
 use mimo_cache::cache::{Group, Load};
 use mimo_cache::key::Key;
-use mimo_cache::tier::{Pairs, Prefix, Save, TierConfig, Tiers, Write};
+use mimo_cache::tier::{Pairs, Prefix, Rules, Save, TierConfig, Tiers, Write};
 use std::collections::BTreeMap;
 
 /// See the module's text.
@@ -56,8 +56,9 @@ impl World {
         let config = TierConfig {
             full_pages: if setup.has_full() { 2 + u32::from(full) % 60 } else { 0 },
             swa_pages: if setup.has_swa() { least + u32::from(swa) % 60 } else { 0 },
-            write: if write % 3 < 2 { Write::Through } else { Write::OnHit(1) },
+            write: [Write::Through, Write::Through, Write::OnHit(1), Write::Back][usize::from(write) % 4],
             max_saving: 1 + u32::from(saving) % 40,
+            rules: Rules { heal: saving % 8 != 7, touch: saving % 8 != 6, ..Rules::default() },
         };
         let mut host = setup.clone();
         (host.full_pages, host.swa_pages, host.region) = (config.full_pages, config.swa_pages, None);
@@ -101,6 +102,12 @@ impl World {
         let again = story.tokens.len().is_multiple_of(3);
         let save = below.tiers.save(&mut self.cache, &prefix(&story, &key), 0, again).expect("a valid prompt");
         self.set_out_below(save);
+        while let Some(below) = &mut self.below {
+            match below.tiers.write_back(&mut self.cache).expect("what was noted") {
+                Some((save, _)) => self.set_out_below(Some(save)),
+                None => break,
+            }
+        }
     }
 
     fn set_out_below(&mut self, save: Option<Save>) {

@@ -80,8 +80,8 @@ class Shaky(HostTier):
     def finish(self, fetch: Fetch, ok: bool = True) -> bool:
         return super().finish(fetch, ok and self.source.random() < 0.9)
 
-    def save(self, tokens: Any, key: Any = None, spans: Any = None, tenant: int = 0, start: int = 0) -> int:
-        pages = super().save(tokens, key, spans, tenant, start)
+    def save(self, tokens: Any, *args: Any, **named: Any) -> int:
+        pages = super().save(tokens, *args, **named)
         for job in self._saves.values():
             if self.source.random() < 0.1:
                 job.cancel()
@@ -136,7 +136,7 @@ class Plan:
         full = int(source.choice([12, 60, 200])) if "f" in self.kinds else 0
         swa = 2 * window + int(source.choice([4, 30, 100])) if "s" in self.kinds else 0
         layout = pools.layout(made.layer_kinds)
-        write, most = str(source.choice(["through", "through", "hit1"])), int(source.choice([3, 100]))
+        write, most = str(source.choice(["through", "through", "hit1", "back"])), int(source.choice([3, 100]))
         return Shaky(source, cache, layout, full_pages=full, swa_pages=swa, write=write, max_saving=most)
 
 

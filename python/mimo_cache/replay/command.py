@@ -56,9 +56,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--host-write",
-        default="hit1",
+        default="through",
         metavar="WHEN",
-        help="with --host: prefixes go down when they are computed (through) or matched n times (hit<n>; %(default)s)",
+        help="with --host: prefixes go down when they are computed (through), pushed out (back) or matched n times "
+        "(hit<n>; %(default)s)",
+    )
+    parser.add_argument("--gcache", type=float, metavar="R", help="with --host: GCache below it, with R times the pages")
+    parser.add_argument("--gcache-write", default="through", metavar="WHEN", help="as --host-write, from the host tier")
+    parser.add_argument(
+        "--without", default="", metavar="RULES", help="rules between tiers that are off: mixed,difference,heal,touch"
     )
     parser.add_argument("--optimum", action="store_true", help="also the best that any cache could do")
     parser.add_argument(
@@ -76,6 +82,8 @@ def command(args: argparse.Namespace) -> int:
     if args.split == "adaptive" and (args.best_split or args.suite is not None):
         other = "--best-split" if args.best_split else "--suite"
         raise InvalidArgument(f"split is 'adaptive', allowed is 'fixed' with {other}, which compares fixed splits")
+    if args.gcache is not None and args.host is None:
+        raise InvalidArgument("--gcache is given without --host, allowed is both: its pages come into host memory")
     if args.host is not None and (args.best_split or args.suite is not None):
         raise InvalidArgument("--host is for one trace and one split, and not for --suite or --best-split")
     if args.html is not None:
@@ -97,8 +105,14 @@ def command(args: argparse.Namespace) -> int:
         if args.best_split:
             result = best_split(args.trace, on_try=say_try, **options)
         else:
-            host = {"host": args.host, "host_write": args.host_write}
-            result = replay(args.trace, swa_share=args.swa_share, split=args.split, **host, **options)
+            tiers = {
+                "host": args.host,
+                "host_write": args.host_write,
+                "gcache": args.gcache,
+                "gcache_write": args.gcache_write,
+                "without": args.without,
+            }
+            result = replay(args.trace, swa_share=args.swa_share, split=args.split, **tiers, **options)
     finally:
         bar.clear()
     warn_of(result)
@@ -148,10 +162,11 @@ def _table(result: dict[str, Any]) -> str:
         start, mean, end = (f"{split[when]:.1%}" for when in ("start", "mean", "end"))
         changed = f"{split['to_full'] + split['to_swa']:,} changes of {split['chunks']:,} chunks"
         rows.insert(5, ("split", f"SWA {start} of the bytes at first, {mean} on average, {end} in the end; {changed}"))
-    if (host := result["host"]) is not None:
-        moved = f"{host['fetched_full']:,} full and {host['fetched_swa']:,} SWA pages up, {host['saved_full']:,} and "
-        moved += f"{host['saved_swa']:,} down"
-        rows.append(("from the host tier", f"{host['fetched_tokens'] / total if total else 0:.2%}; {moved}"))
+    for name, what in (("host", "from the host tier"), ("gcache", "of that from GCache")):
+        if (tier := result[name]) is not None:
+            moved = f"{tier['fetched_full']:,} full and {tier['fetched_swa']:,} SWA pages up, {tier['saved_full']:,} and "
+            moved += f"{tier['saved_swa']:,} down"
+            rows.append((what, f"{tier['fetched_tokens'] / total if total else 0:.2%}; {moved}"))
     if "optimum" in result:
         best = result["optimum"]
         rows.append(("optimum", f"{best['token_hit_rate']:.2%} ({_KINDS[best['kind']]})"))

@@ -71,7 +71,7 @@ class LLM:
       next turn repeats.
     - `max_running`: sequences in one step; `max_step_tokens`: their rows, which bounds a prefill chunk.
     - `host_memory`: bytes of a host tier below the device's pools (docs/tiers.md), by default none; `host_write`: when
-      prefixes go down to it, "through" or "hit<n>".
+      prefixes go down to it, "through", "back" or "hit<n>".
     - `gcache`: nodes of a GCache cluster below the host tier, or a client of one, which stays the caller's;
       `gcache_options` are those of `GCacheTier`. `weights`: the version of the weights, part of the names of pages;
       with `gcache` by default a digest of the checkpoint's files and of the backend.
@@ -96,7 +96,7 @@ class LLM:
         max_running: int = 8,
         max_step_tokens: int = 512,
         host_memory: str | int | None = None,
-        host_write: str = "hit1",
+        host_write: str = "through",
         gcache: GCacheClient | Sequence[str] | None = None,
         gcache_options: Mapping[str, Any] | None = None,
         weights: str | bytes | None = None,

@@ -7,6 +7,7 @@ became of it. A move that fails is a miss, never an exception.
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -26,6 +27,7 @@ from mimo_cache._core import (
     StepOrderError,
     TierFetch,
     TierPlanner,
+    TierSave,
     TierStats,
 )
 from mimo_cache.tiers.errors import CopierClosed, CopyBusy, CopyCancelled, CopyFailed
@@ -73,7 +75,8 @@ class HostTier:
 
     - `cache`: a `PrefixCache` without a host tier. `layout`: where its pages lie on the device (`device_layout`).
     - `full_pages`, `swa_pages`: pages of host memory, by default four for each of the device's.
-    - `write`: when a prefix goes down: "through", or "hit<n>", when it was matched n times.
+    - `write`: when a prefix goes down: "through", "back", when newer ones push it out of the cache, or "hit<n>", when it
+      was matched n times.
     - `threads`: copy threads. `max_saving`: pages on their way down at once. `hugepages`: as for `HostRegion`.
 
     Raises `InvalidArgument`, and `HostMemoryError` when the machine does not have the memory. Not thread-safe: calls
@@ -87,14 +90,14 @@ class HostTier:
         *,
         full_pages: int | None = None,
         swa_pages: int | None = None,
-        write: str = "hit1",
+        write: str = "through",
         threads: int = 1,
         max_saving: int = 4096,
         hugepages: Literal["auto", "off"] = "auto",
     ) -> None:
         full = MULTIPLE * cache.full_pages if full_pages is None else full_pages
         swa = MULTIPLE * cache.swa_pages if swa_pages is None else swa_pages
-        self.cache, self.layout = cache, layout
+        self.cache, self.layout, self.write = cache, layout, write
         self.region = HostRegion(layout, full_pages=full, swa_pages=swa, hugepages=hugepages)
         self.copier = KvCopier(layout, self.region, threads=threads)
         self.planner = TierPlanner(
@@ -153,39 +156,61 @@ class HostTier:
             with suppress(StepOrderError):  # it was told already, when an interrupt came
                 self.finish(fetch, ok=False)
             self._fetches.pop(fetch.id, None)
+        # What the planner began and an interrupt kept from being noted here.
+        fetches, saves, _ = self.planner.moving()
+        lost = [number for number in saves if number not in self._saves]
+        if fetches or lost:
+            self._rest()
+        for number in fetches:
+            self.planner.fetched(number, False)
+        for number in lost:
+            self.planner.saved(number, False)
 
     # --- down -----------------------------------------------------------------------------------------------------
 
-    def save(self, tokens: Tokens, key: Key | None = None, spans: Any = None, tenant: int = 0, start: int = 0) -> int:
-        """Begins to write down what the cache has of a prefix and the write policy wants. To be called when a prompt is
-        computed and when its sequence ends, after the steps that wrote its pages are retired. `start`: the tokens it
-        was opened with (`Sequence.usable`); boundaries before are not offered again. Returns the pages."""
-        pages = 0
-        saves = self.planner.save(tokens, key, spans, tenant, start)
-        for save in saves:
-            try:
-                self._saves[save.id] = self.copier.save(save.full, save.swa)
-                self._saving[save.id] = (tokens, key, spans, save.boundary)
-            except (CopyBusy, CopierClosed):
-                self.planner.saved(save.id, False)
-                continue
-            except BaseException:
-                self._rest()  # an interrupt may come after the job was queued
-                for left in saves:
-                    if left.id not in self._saves:
-                        with suppress(StepOrderError):
-                            self.planner.saved(left.id, False)
-                raise
-            pages += len(save.full) + len(save.swa)
+    def save(
+        self, tokens: Tokens, key: Key | None = None, spans: Any = None, tenant: int = 0, start: int = 0, again: bool = False
+    ) -> int:
+        """Begins to write down what the cache has of a prefix and the write policy wants, one boundary after the other.
+        To be called when a prompt is computed and when its sequence ends, after the steps that wrote its pages are
+        retired. `start`: the tokens it was opened with (`Sequence.usable`); boundaries before are not offered again.
+        `again`: this request was told before; else it counts as a use of what the host tier has of it. Returns the
+        pages that go down first."""
+        save = self.planner.save(tokens, key, spans, tenant, start, again)
+        pages = self._submit(save, tokens, key, spans)
         for used in tuple(self.on_used):
-            used(tokens, key, spans)
+            _tell(used, tokens, key, spans)
         return pages
 
+    def used(self, tokens: Tokens, key: Key | None = None, spans: Any = None) -> None:
+        """A request that is not saved was served: what the host tier has of it counts as used."""
+        self.planner.used(tokens, key, spans)
+
+    def _submit(self, save: TierSave | None, tokens: Tokens, key: Key | None, spans: Any) -> int:
+        if save is None:
+            return 0
+        try:
+            self._saves[save.id] = self.copier.save(save.full, save.swa)
+            self._saving[save.id] = (tokens, key, spans, save.boundary)
+        except (CopyBusy, CopierClosed):
+            self.planner.saved(save.id, False)
+            return 0
+        except BaseException:
+            self._rest()  # an interrupt may come after the job was queued
+            if save.id not in self._saves:
+                with suppress(StepOrderError):
+                    self.planner.saved(save.id, False)
+            raise
+        return len(save.full) + len(save.swa)
+
     def poll(self) -> None:
-        """Tells the planner of copies down that are over; never waits. To be called once a step."""
+        """Tells the planner of copies down that are over, and begins with what is pushed out of the cache (`write`
+        "back"); never waits. To be called once a step."""
         for number, job in list(self._saves.items()):
             if job.done():
                 self._end(number, job)
+        while self.write == "back" and (back := self.planner.write_back()) is not None:
+            self._submit(*back)
 
     @property
     def saving(self) -> bool:
@@ -193,22 +218,28 @@ class HostTier:
         return bool(self._saves)
 
     def drain(self) -> None:
-        """Waits for all copies down."""
-        for number, job in list(self._saves.items()):
-            self._end(number, job)
+        """Waits for all copies down, and for those that follow them."""
+        while self._saves:
+            for number, job in list(self._saves.items()):
+                self._end(number, job)
 
     def _end(self, number: int, job: CopyJob) -> None:
         try:
             ok = job.wait()
         except (CopyCancelled, CopyFailed):
             ok = False
+        following = None
         with suppress(StepOrderError):  # it was told already, when an interrupt came
-            self.planner.saved(number, ok)
+            following = self.planner.saved(number, ok)
         del self._saves[number]
         saving = self._saving.pop(number, None)
-        if ok and saving is not None:
+        if saving is None:
+            return
+        tokens, key, spans, boundary = saving
+        if ok:
             for saved in tuple(self.on_saved):
-                saved(*saving)
+                _tell(saved, tokens, key, spans, boundary)
+        self._submit(following, tokens, key, spans)
 
     def _rest(self) -> None:
         """Waits until no copy runs."""
@@ -238,3 +269,11 @@ class HostTier:
             job.cancel()
         self.drain()
         self.copier.close()
+
+
+def _tell(listener: Callable[..., None], *what: Any) -> None:
+    """A listener's fault is not the engine's: it is logged, and serving goes on."""
+    try:
+        listener(*what)
+    except Exception:
+        logging.getLogger("mimo_cache.tiers").exception("a listener of the host tier failed")

@@ -90,8 +90,8 @@ pub struct Outcome {
     pub checkpoints_evicted: u64,
     /// Where an adaptive split went.
     pub split: Option<SplitOutcome>,
-    /// The host tier, and what it moved.
-    pub host: Option<(TierConfig, TierStats)>,
+    /// The tiers below, the host tier first, and what each moved.
+    pub tiers: Vec<(TierConfig, TierStats)>,
     /// Wall time of the second pass.
     pub seconds: f64,
     /// The way there, in order; the last is the end.

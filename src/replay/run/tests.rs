@@ -1,7 +1,8 @@
 //! Replay against models that are slow and short enough to be believed.
 
+use super::host::TierOptions;
 use super::*;
-use crate::tier::Write;
+use crate::tier::{Rules, Write};
 use proptest::prelude::*;
 use std::collections::HashSet;
 use std::io::Cursor;
@@ -130,7 +131,7 @@ proptest! {
     ) {
         let block = PAGE * per_block;
         let longest = 12 * u64::from(block) + u64::from(window) + 64;
-        let host = Some(HostOptions { ratio: 2000.0, write: Write::Through });
+        let host = Some(host_tier(2000.0));
         let capacity = Capacity::FullTokens(longest + room * u64::from(PAGE));
         let outcome = replay(block, &prompts, &Options { host, ..options(window, capacity, 0.5, "prompt_end") }).unwrap();
         let (hits, _) = endless(block, &prompts, window, false);
@@ -281,21 +282,26 @@ fn a_host_tier_serves_what_the_cache_has_dropped() {
         let small = options(6, Capacity::FullTokens(200), 0.5, "prompt_end");
         replay(8, &prompts, &Options { host, ..small }).unwrap()
     };
-    let rate = |write| with(Some(HostOptions { ratio: 10.0, write })).hit_tokens;
+    let rate = |write| with(Some(tier_of(10.0, write))).hit_tokens;
     assert_eq!(with(None).hit_tokens, 0);
     assert_eq!(rate(Write::Through), 32 * 8 * 8, "all but the first of each");
     assert_eq!(rate(Write::OnHit(1)), 0, "none is matched above, so none goes down");
-    let stats = with(Some(HostOptions { ratio: 10.0, write: Write::Through })).host.unwrap().1;
+    let stats = with(Some(host_tier(10.0))).tiers[0].1;
     assert_eq!((stats.fetches, stats.fetched_tokens), (32, 32 * 64));
     let Err(error) = replay(
         8,
         &prompts,
-        &Options {
-            host: Some(HostOptions { ratio: 0.0, write: Write::Through }),
-            ..options(6, Capacity::FullTokens(200), 0.5, "prompt_end")
-        },
+        &Options { host: Some(host_tier(0.0)), ..options(6, Capacity::FullTokens(200), 0.5, "prompt_end") },
     ) else {
         panic!("a host tier of nothing")
     };
     assert_eq!(error.to_string(), "host ratio is 0, allowed is 0.01 to 1000000 times the cache");
+}
+
+fn host_tier(ratio: f64) -> HostOptions {
+    tier_of(ratio, Write::Through)
+}
+
+fn tier_of(ratio: f64, write: Write) -> HostOptions {
+    HostOptions { host: TierOptions { ratio, write }, gcache: None, rules: Rules::default() }
 }

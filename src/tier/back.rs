@@ -1,0 +1,96 @@
+//! Write-back: boundaries go down when newer ones push them out of what the cache above is likely to keep.
+//!
+//! What a prompt has made is noted as dirty, newest last. A later turn of the same prompt takes over what its earlier ones
+//! noted, so that pages between are written once and windows that were superseded meanwhile never. When what is dirty
+//! takes more than a quarter of a pool above, the oldest goes down. What the cache above drops before that is lost.
+
+use super::Tiers;
+use super::tiers::Rest;
+use super::types::{Prefix, Save, Story};
+use crate::cache::{Cache, PageKey};
+use crate::error::Result;
+use std::collections::VecDeque;
+
+/// Prompts that are noted at once.
+const MOST: usize = 4096;
+/// What is dirty takes at most this part of a pool above.
+const SHARE: u64 = 4;
+
+/// What was computed and has not gone down.
+#[derive(Debug, Default)]
+pub(super) struct Dirty {
+    prompts: VecDeque<Noted>,
+    full: u64,
+    swa: u64,
+}
+
+#[derive(Debug)]
+struct Noted {
+    rest: Rest,
+    /// Deepest boundary in tokens, and the key of the page that ends there.
+    end: (u64, PageKey),
+    full: u64,
+    swa: u64,
+}
+
+impl Dirty {
+    /// Pages that wait, full and SWA.
+    pub(super) fn pages(&self) -> u64 {
+        self.full + self.swa
+    }
+
+    fn pop(&mut self, at: usize) -> Option<Noted> {
+        let noted = self.prompts.remove(at)?;
+        self.full -= noted.full;
+        self.swa -= noted.swa;
+        Some(noted)
+    }
+}
+
+impl Tiers {
+    /// Notes what a prompt has made since it began with `start` tokens.
+    pub(super) fn note_dirty(&mut self, above: &Cache, prefix: &Prefix<'_>, start: u64) -> Result<()> {
+        let (mut chain, _) = self.wanted(above, prefix, start)?;
+        let Some(&(deepest, name)) = chain.first() else { return Ok(()) };
+        let page = self.page();
+        let mut full = (deepest.at - start.min(deepest.at)) / page;
+        let keys = above.page_keys(prefix.tokens, prefix.key, prefix.spans, 0..deepest.at / page)?;
+        let earlier = |n: &Noted| n.end.0 <= deepest.at && keys[(n.end.0 / page - 1) as usize] == n.end.1;
+        while let Some(at) = self.dirty.prompts.iter().position(earlier) {
+            let old = self.dirty.pop(at).expect("found just now");
+            full += old.full;
+            chain.extend(old.rest.chain);
+        }
+        chain.sort_unstable_by_key(|(boundary, _)| std::cmp::Reverse(boundary.at));
+        chain.dedup_by_key(|(boundary, _)| boundary.at);
+        let swa = chain.len() as u64 * self.need();
+        self.dirty.full += full;
+        self.dirty.swa += swa;
+        let rest = Rest::of(prefix, chain);
+        self.dirty.prompts.push_back(Noted { rest, end: (deepest.at, name), full, swa });
+        Ok(())
+    }
+
+    /// With [`Write::Back`](super::Write::Back): the next prompt that goes down, if one has to, and its first boundary. To
+    /// be asked after every step, as long as there is one.
+    ///
+    /// # Errors
+    /// As [`Cache::match_tokens`].
+    pub fn write_back(&mut self, above: &mut Cache) -> Result<Option<(Save, Story)>> {
+        let c = above.config();
+        let (full, swa) = (u64::from(c.full_pages) / SHARE, u64::from(c.swa_pages) / SHARE);
+        while self.dirty.full > full || self.dirty.swa > swa || self.dirty.prompts.len() > MOST {
+            if self.stats().saving_pages >= u64::from(self.config.max_saving) {
+                return Ok(None);
+            }
+            let Some(Noted { rest, .. }) = self.dirty.pop(0) else { return Ok(None) };
+            let Rest { story, mut chain } = rest;
+            let prefix = story.prefix();
+            let Some(seq) = self.open_below(&prefix, &mut chain, Default::default(), true)? else { continue };
+            if let Some(save) = self.go_on(above, seq, &prefix, chain)? {
+                return Ok(Some((save, story)));
+            }
+        }
+        Ok(None)
+    }
+}
