@@ -86,6 +86,7 @@ class Story:
         self.stops: Sequence[int] = stops(turns) if cluster is not None else ()
         self.books, self.phases = Books(), [Phase("sessions", 1)]
         self.killed: tuple[str, int, int] | None = None
+        self._dead: str | None = None
         self.llm = make()
         self.rows = MtpRows(self.llm.engine)
         if cluster is not None:
@@ -103,6 +104,7 @@ class Story:
             return
         if done in self.stops:
             self._next(self.cluster, done)
+        self._dead = self.cluster.killed.name if self.cluster.killed is not None else None
         if len(self.stops) > 1 and done + size == self.stops[1]:
             self._kill_in_a_step(self.cluster, done + 1)
 
@@ -128,16 +130,16 @@ class Story:
             self.llm.tier.close()
 
     def lost(self, prompt: list[int], usable: int, seen: int) -> int:
-        """Tokens of a prompt that were served before and computed again, where the killed node owns a page of them and
-        is dead; `seen` tokens from its start were served before."""
-        remote, killed = self.llm.remote, self.cluster.killed if self.cluster is not None else None
-        if killed is None or remote is None:
+        """Tokens of a prompt that were served before and computed again, where a node was dead from before the turn and
+        owns a page of them; `seen` tokens from its start were served before."""
+        remote = self.llm.remote
+        if self._dead is None or remote is None:
             return 0
         page = self.llm.geometry.page_size
         end = min(seen, len(prompt) - 1) // page
         names = remote.host.planner.names(prompt)
         extents = remote.objects.extents(names, 0, len(names))
-        dead = any(remote.client.locate(extents[at]) == killed.name for at in range(usable // page, end))
+        dead = any(remote.client.locate(extents[at]) == self._dead for at in range(usable // page, end))
         return end * page - usable if dead else 0
 
     def _next(self, cluster: Cluster, done: int) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import textwrap
 from dataclasses import asdict
 from typing import Any
 
@@ -142,11 +143,15 @@ def turns(r: Result) -> str:
     for phase in r.phases:
         some = r.phase(phase)
         if r.sizes is not None:
-            lines += ["", f"{phase.title}.", *(f"  {sentence}" for sentence in phase.before)]
+            lines += ["", f"{phase.title}.", *_wrapped(phase.before)]
         lines += [_turn(s) for s in some]
         if r.sizes is not None:
-            lines += [f"  {sentence}" for sentence in after(phase, some)]
+            lines += _wrapped(after(phase, some))
     return "\n".join(lines)
+
+
+def _wrapped(sentences: list[str]) -> list[str]:
+    return textwrap.wrap(" ".join(sentences), 108, initial_indent="  ", subsequent_indent="  ")
 
 
 def _turn(s: Served) -> str:

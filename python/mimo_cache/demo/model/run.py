@@ -195,7 +195,7 @@ def _play(
             rate = sum(s.report.usable for s in served) / sum(s.prompt for s in served)
             progress(len(served), settings.turns, f"turn {len(served)}, hit rate {100 * rate:.1f} %")
     if settings.sabotage is not None and not damaged:
-        raise RequestError("no turn after half of those before L1 is dropped reuses anything; allow more turns")
+        raise RequestError("no turn in which a row may be damaged reuses anything, so no row was damaged; allow more turns")
     story.end()
     cluster = story.cluster
     return Result(
