@@ -19,7 +19,7 @@ from mimo_cache.gcache.types import NodeStats
 
 NAMES = ("node-1", "node-2", "node-3")
 KIB, MIB = 1 << 10, 1 << 20
-SLABS = 16
+SLABS = 32
 """Of a node's memory: so few that a part of what the default run stores goes to disk."""
 ON_DISK = 32
 """Bytes of disk for each byte of memory."""
@@ -38,10 +38,10 @@ class Sizes:
 
     @classmethod
     def of(cls, geometry: Geometry) -> Sizes:
-        """For the pages of a model: at least two in a slab, and eight slabs in a segment; for the tiny model 2 MiB of
-        memory."""
+        """For the pages of a model: a slab holds the longest, a segment eight slabs; 2 MiB of memory for the tiny
+        model."""
         value = max(geometry.stored_full_page_bytes, geometry.stored_swa_page_bytes)
-        slab = min(16 * MIB, max(64 * KIB, 1 << (2 * value - 1).bit_length()))
+        slab = min(16 * MIB, max(64 * KIB, 1 << value.bit_length()))
         return cls(SLABS * slab, ON_DISK * SLABS * slab, slab, 8 * slab)
 
 

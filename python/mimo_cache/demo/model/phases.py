@@ -129,18 +129,14 @@ class Story:
         if self.llm.tier is not None:
             self.llm.tier.close()
 
-    def lost(self, prompt: list[int], usable: int, seen: int) -> int:
-        """Tokens of a prompt that were served before and computed again, where a node was dead from before the turn and
-        owns a page of them; `seen` tokens from its start were served before."""
-        remote = self.llm.remote
+    def missing(self, prompt: list[int], start: int, end: int) -> bool:
+        """Whether a node that was dead when the turn began owns a page of tokens [start, end) of its prompt."""
+        remote, page = self.llm.remote, self.llm.geometry.page_size
         if self._dead is None or remote is None:
-            return 0
-        page = self.llm.geometry.page_size
-        end = min(seen, len(prompt) - 1) // page
+            return False
         names = remote.host.planner.names(prompt)
-        extents = remote.objects.extents(names, 0, len(names))
-        dead = any(remote.client.locate(extents[at]) == self._dead for at in range(usable // page, end))
-        return end * page - usable if dead else 0
+        extents = remote.objects.extents(names, start // page, end // page)
+        return any(remote.client.locate(extent) == self._dead for extent in extents)
 
     def _next(self, cluster: Cluster, done: int) -> None:
         name = tuple(TITLES)[1 + self.stops.index(done)]

@@ -91,7 +91,8 @@ def _phase(r: Result, phase: Phase) -> dict[str, Any]:
         "turns": len(turns),
         "prompt_tokens": sum(s.prompt for s in turns),
         "sources": sources.total(turns),
-        "lost_tokens": sum(s.lost for s in turns),
+        "computed_again": sum(s.again for s in turns),
+        "turns_missing_a_node": sum(s.missing for s in turns),
         "gcache_misses": dict(phase.misses),
         "sentences": [*phase.before, *after(phase, turns)],
     }
@@ -171,12 +172,12 @@ def after(phase: Phase, turns: list[Served]) -> list[str]:
     out = [
         f"Of {sum(tokens.values()):,} prompt tokens: {'; '.join([*came, ''])}{tokens['computed']:,} computed.",
     ]
-    lost = [s for s in turns if s.lost]
-    if lost:
-        out.append(
-            f"In {len(lost)} of {len(turns)} turns pages of the dead node were missing: {sum(s.lost for s in lost):,} "
-            "tokens that had been served before were computed again."
-        )
+    again = sum(s.again for s in turns)
+    if again:
+        out.append(f"Of those computed, {again:,} had been served before.")
+    missing = sum(s.missing for s in turns)
+    if missing:
+        out.append(f"In {missing} of {len(turns)} turns pages of the dead node were missing.")
     if phase.misses:
         misses = ", ".join(f"{cause} {n:,}" for cause, n in sorted(phase.misses.items()))
         out.append(f"GCache's misses by cause: {misses}.")
@@ -226,8 +227,8 @@ def cost(r: Result) -> list[str]:
     lap = _overlap(r)
     if lap["waited_share"] is not None:
         out.append(
-            f"Overlap: layers waited {lap['waited_seconds']:.3f} s for pages whose copies from host memory took "
-            f"{lap['copied_seconds']:.3f} s."
+            f"Overlap: {r.books.tally.fetched:,} tokens came up from host memory in {lap['copied_seconds']:.4f} s of "
+            f"copies; layers waited {lap['waited_seconds']:.4f} s for them."
         )
     return out
 

@@ -31,6 +31,8 @@ from .sources import MOSTLY
 
 FULL = 1.6
 """Tokens of the cache's full pool, as a multiple of the longest session's: fewer than the sessions have together."""
+NARROW = 1.15
+"""The same where there is host memory below, which is then used."""
 CHECKPOINTS = 48
 """SWA pages for checkpoints, beside windows and scratch."""
 CHUNK = 512
@@ -51,7 +53,7 @@ class Settings:
     turns: int = 60
     seed: int = 0
     sabotage: str | None = None
-    longest: int = 8000
+    longest: int = 6000
     new_tokens: int = 48
     cluster: bool = True
 
@@ -59,8 +61,8 @@ class Settings:
 @dataclass(frozen=True, slots=True)
 class Served:
     """One turn. cached, plain: seconds to the first token with and without the cache; beside: turns that arrived with
-    it. wait: seconds that layers waited for pages. seen: tokens from the prompt's start that were served before. lost:
-    of them, those computed again in a turn for which pages of the killed node were missing."""
+    it. wait: seconds that layers waited for pages. again: tokens, in whole pages, that were served before and are
+    computed all the same; missing: pages of a dead node are among them."""
 
     number: int
     session: int
@@ -69,8 +71,8 @@ class Served:
     report: Report
     sources: Sources
     wait: float
-    seen: int
-    lost: int
+    again: int
+    missing: bool
     cached: float
     plain: float
     beside: int
@@ -80,7 +82,7 @@ class Served:
     @property
     def reuse(self) -> float:
         """Share of the prompt that was reused."""
-        return self.report.usable / self.prompt
+        return 1 - self.sources.computed / self.prompt
 
 
 @dataclass(slots=True)
@@ -117,7 +119,7 @@ class Result:
     @property
     def hits(self) -> int:
         """Prompt tokens that were reused."""
-        return sum(s.report.usable for s in self.served)
+        return sum(s.prompt - s.sources.computed for s in self.served)
 
     @property
     def misses(self) -> Counter[str]:
@@ -158,7 +160,8 @@ def _run(settings: Settings, progress: Callable[[int, int, str], None] | None) -
     with running(plain.geometry) if settings.cluster else nullcontext() as cluster:
 
         def make() -> LLM:
-            return _engine(settings, int(FULL * longest), CHECKPOINTS, cluster)
+            share = FULL if cluster is None else NARROW
+            return _engine(settings, int(share * longest), CHECKPOINTS, cluster)
 
         with closing(Story(make, cluster, settings.turns)) as story:
             result = _play(settings, story, plain, longest, progress)
@@ -183,7 +186,7 @@ def _play(
         cached = ours.generate(prompts, params)
         without = plain.generate(prompts, params, store=False)
         for turn, a, b, rows, others in zip(wave, cached, without, story.rows.take(), plain_rows.take(), strict=True):
-            if b.report.usable:
+            if b.sources.computed < len(turn.prompt):
                 raise RequestError("the engine without a cache reused tokens, so nothing can be compared with it")
             number = len(served) + 1
             verdict.turn(number, turn, a, b, rows, others)
@@ -192,7 +195,7 @@ def _play(
         for turn, completion in zip(wave, without, strict=True):
             before.add(turn.prompt + completion.token_ids)
         if progress is not None:
-            rate = sum(s.report.usable for s in served) / sum(s.prompt for s in served)
+            rate = 1 - sum(s.sources.computed for s in served) / sum(s.prompt for s in served)
             progress(len(served), settings.turns, f"turn {len(served)}, hit rate {100 * rate:.1f} %")
     if settings.sabotage is not None and not damaged:
         raise RequestError("no turn in which a row may be damaged reuses anything, so no row was damaged; allow more turns")
@@ -274,6 +277,9 @@ def _params(turn: Turn, exact: bool, new: int) -> SamplingParams:
 
 
 def _served(number: int, turn: Turn, a: Completion, b: Completion, beside: int, story: Story, seen: int) -> Served:
+    reused, page = len(turn.prompt) - a.sources.computed, story.llm.geometry.page_size
+    # One token is always left to compute.
+    end = max(reused, min(seen, len(turn.prompt) - 1) // page * page)
     return Served(
         number=number,
         session=turn.session.number,
@@ -282,8 +288,8 @@ def _served(number: int, turn: Turn, a: Completion, b: Completion, beside: int, 
         report=a.report,
         sources=a.sources,
         wait=a.wait,
-        seen=seen,
-        lost=story.lost(turn.prompt, a.report.usable, seen),
+        again=end - reused,
+        missing=story.missing(turn.prompt, reused, end),
         cached=a.ttft,
         plain=b.ttft,
         beside=beside,
