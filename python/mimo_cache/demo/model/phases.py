@@ -33,8 +33,9 @@ PATIENCE = 20.0
 def stops(turns: int) -> tuple[int, ...]:
     """Turns after which a phase begins, each phase one turn at least, as far as there are turns."""
     found: list[int] = []
-    for share in SHARES:
-        found.append(max(round(share * turns), (found[-1] if found else 0) + 1))
+    for i, share in enumerate(SHARES):
+        least, most = (found[-1] if found else 0) + 1, turns - len(SHARES) + i
+        found.append(max(least, min(round(share * turns), most)))
     return tuple(stop for stop in found if stop < turns)
 
 

@@ -107,7 +107,9 @@ def _cluster(r: Result) -> dict[str, Any] | None:
         "memory_bytes": r.sizes.memory,
         "disk_bytes": r.sizes.disk,
         "killed": killed,
-        "written": {name: r.books.gcache[name] for name in ("pages_out", "bytes_out", "pages_failed", "writes_dropped")},
+        "written": {
+            name: r.books.gcache[name] for name in ("pages_out", "bytes_out", "pages_failed", "writes_dropped")
+        },
         "read": {name: r.books.gcache[name] for name in ("pages_in", "bytes_in", "tokens")},
         "objects": {name: asdict(holding) for name, holding in r.holdings.items()},
     }

@@ -27,7 +27,6 @@ from .cluster import Cluster, Holding, Sizes, running
 from .compare import MtpRows, Verdict
 from .phases import Books, Phase, Story
 from .scenario import LIVE, Scenario, Turn
-from .sources import MOSTLY
 
 FULL = 1.6
 """Tokens of the cache's full pool, as a multiple of the longest session's: fewer than the sessions have together."""
@@ -198,7 +197,9 @@ def _play(
             rate = 1 - sum(s.sources.computed for s in served) / sum(s.prompt for s in served)
             progress(len(served), settings.turns, f"turn {len(served)}, hit rate {100 * rate:.1f} %")
     if settings.sabotage is not None and not damaged:
-        raise RequestError("no turn in which a row may be damaged reuses anything, so no row was damaged; allow more turns")
+        raise RequestError(
+            "no turn in which a row may be damaged reuses anything, so no row was damaged; allow more turns"
+        )
     story.end()
     cluster = story.cluster
     return Result(
