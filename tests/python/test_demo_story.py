@@ -1,5 +1,5 @@
-"""The story that the demo tells with a cluster: what was dropped comes back from GCache, a dead node is a miss and never
-a wrong token, and nothing is left on the machine afterwards, however it ends."""
+"""The story that the demo tells with a cluster: what was dropped comes back from GCache, a dead node is a miss and
+never a wrong token, and nothing is left on the machine afterwards, however it ends."""
 
 from __future__ import annotations
 

@@ -101,6 +101,11 @@ class Cluster:
         return node
 
 
+def _stop(nodes: list[LocalNode]) -> None:
+    for node in nodes:
+        node.stop()
+
+
 @contextmanager
 def running(geometry: Geometry) -> Iterator[Cluster]:
     """Nodes for pages of this geometry, which serve until the context is left.
@@ -115,7 +120,7 @@ def running(geometry: Geometry) -> Iterator[Cluster]:
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="mimo-demo-", dir=shared)))
             disks = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="mimo-demo-disk-")))
             nodes: list[LocalNode] = []
-            stack.callback(lambda: [node.stop() for node in nodes])
+            stack.callback(_stop, nodes)
             for name in NAMES:
                 more = f'[[disk]]\npath = "{disks}/{name}"\nsize = "{sizes.disk}B"\nsegment = "{sizes.segment}B"\n'
                 nodes.append(LocalNode(folder, name, sizes.memory, more=more, slab=sizes.slab))

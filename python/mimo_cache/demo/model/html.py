@@ -86,7 +86,7 @@ def times(r: Result) -> str:
 
 
 def by_source(r: Result, found: dict[str, Times]) -> str:
-    """Medians of turns by source, beside the same turns without the cache; again for questions that were asked again."""
+    """Medians of turns by source, beside the same turns without the cache; and of questions that were asked again."""
     f, axes = figure(9, 2.9, 2)
     for ax, again in zip(axes, (False, True), strict=True):
         rows = sources.by_source(r.served, again) if again else found

@@ -42,12 +42,13 @@ def stops(turns: int) -> tuple[int, ...]:
 @dataclass(slots=True)
 class Phase:
     """One phase. first: number of its first turn, from 1. before: what was done, in sentences. misses: GCache's, by
-    cause, in prefetches and objects."""
+    cause, in prefetches and objects; failed: objects that could not be written."""
 
     name: str
     first: int
     before: list[str] = field(default_factory=list)
     misses: Counter[str] = field(default_factory=Counter)
+    failed: int = 0
 
     @property
     def title(self) -> str:
@@ -118,7 +119,9 @@ class Story:
             if not llm.remote.writer.flush(PATIENCE):
                 raise MimoCacheError(f"what was computed is not in GCache after {PATIENCE:g} s")
             llm.tier.check_integrity()
-            self.phases[-1].misses.update({k: n for k, n in llm.remote.stats()["misses"].items() if n})
+            stats = llm.remote.stats()
+            self.phases[-1].misses.update({cause: n for cause, n in stats["misses"].items() if n})
+            self.phases[-1].failed = stats["pages_failed"]
         self.books.add(llm)
         had = _held(llm)
         self.close()

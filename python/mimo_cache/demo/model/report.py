@@ -93,6 +93,7 @@ def _phase(r: Result, phase: Phase) -> dict[str, Any]:
         "sources": sources.total(turns),
         "computed_again": sum(s.again for s in turns),
         "turns_missing_a_node": sum(s.missing for s in turns),
+        "puts_failed": phase.failed,
         "gcache_misses": dict(phase.misses),
         "sentences": [*phase.before, *after(phase, turns)],
     }
@@ -180,6 +181,8 @@ def after(phase: Phase, turns: list[Served]) -> list[str]:
     missing = sum(s.missing for s in turns)
     if missing:
         out.append(f"In {missing} of {len(turns)} turns pages of the dead node were missing.")
+    if phase.failed:
+        out.append(f"{phase.failed:,} puts of objects failed.")
     if phase.misses:
         misses = ", ".join(f"{cause} {n:,}" for cause, n in sorted(phase.misses.items()))
         out.append(f"GCache's misses by cause: {misses}.")
@@ -219,9 +222,10 @@ def cost(r: Result) -> list[str]:
         device = found.get("device")
         if found:
             out.append(f"Time to the first token by source, median over {words} that arrived alone")
-            out.append(f"  {'most of it from':<24}turns  prompt  computed    cached  uncached   ratio  beside device")
+            more = "  beside device" if again else ""
+            out.append(f"  {'most of it from':<24}turns  prompt  computed    cached  uncached   ratio{more}")
         for name, t in found.items():
-            beside = f"{ratio(t.cached, device.cached):>14.2f}" if device is not None else ""
+            beside = f"{ratio(t.cached, device.cached):>14.2f}" if again and device is not None else ""
             out.append(
                 f"  {REUSED[name]:<24}{t.turns:>5}{t.prompt:>8,.0f}{t.computed:>10,.0f}{1000 * t.cached:>7,.0f} ms"
                 f"{1000 * t.plain:>7,.0f} ms{ratio(t.cached, t.plain):>8.2f}{beside}"

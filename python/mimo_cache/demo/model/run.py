@@ -28,10 +28,12 @@ from .compare import MtpRows, Verdict
 from .phases import Books, Phase, Story
 from .scenario import LIVE, Scenario, Turn
 
-FULL = 1.6
-"""Tokens of the cache's full pool, as a multiple of the longest session's: fewer than the sessions have together."""
-NARROW = 1.15
-"""The same where there is host memory below, which is then used."""
+FULL = 1.1
+"""Tokens of the cache's full pool, as a multiple of the longest prompt's: fewer than the sessions have together."""
+NARROW = 0.8
+"""The same where there is host memory below, which is then used: the longest prompt, and little beside it."""
+LEAST = 1800
+"""Tokens of a full pool at least: sessions have no less than 1,000 (`scenario.py`)."""
 CHECKPOINTS = 48
 """SWA pages for checkpoints, beside windows and scratch."""
 CHUNK = 512
@@ -43,8 +45,8 @@ HOST = 4
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What to run. model: a checkpoint's directory, or "tiny". longest: prompt tokens after which the longest session
-    is compacted, less for a model with fewer positions. new_tokens: of a turn at most. cluster: host memory and GCache
+    """What to run. model: a checkpoint's directory, or "tiny". longest: tokens of the longest prompt, about, and less
+    for a model with fewer positions. new_tokens: of a turn at most. cluster: host memory and GCache
     nodes below the device's pools."""
 
     model: str = "tiny"
@@ -52,7 +54,7 @@ class Settings:
     turns: int = 60
     seed: int = 0
     sabotage: str | None = None
-    longest: int = 6000
+    longest: int = 7000
     new_tokens: int = 48
     cluster: bool = True
 
@@ -155,12 +157,12 @@ def run(settings: Settings, progress: Callable[[int, int, str], None] | None = N
 def _run(settings: Settings, progress: Callable[[int, int, str], None] | None) -> Result:
     begin = time.perf_counter()
     longest = longest_prompt(settings)
-    plain = _engine(settings, LIVE * int(FULL * longest), 0)
+    plain = _engine(settings, LIVE * max(LEAST, int(longest)), 0)
     with running(plain.geometry) if settings.cluster else nullcontext() as cluster:
 
         def make() -> LLM:
             share = FULL if cluster is None else NARROW
-            return _engine(settings, int(share * longest), CHECKPOINTS, cluster)
+            return _engine(settings, max(LEAST, int(share * longest)), CHECKPOINTS, cluster)
 
         with closing(Story(make, cluster, settings.turns)) as story:
             result = _play(settings, story, plain, longest, progress)
@@ -242,7 +244,7 @@ class Before:
 
 
 def longest_prompt(settings: Settings) -> int:
-    """Tokens after which the longest session is compacted; its last message and an answer still fit the model."""
+    """Tokens of the longest prompt, about; an answer still fits the model."""
     config = ModelConfig.from_path(TINY if settings.model == "tiny" else settings.model)
     return min(settings.longest, int(0.8 * config.max_positions))
 

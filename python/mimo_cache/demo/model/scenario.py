@@ -30,8 +30,8 @@ LEAST = 3000
 ROLES = "\nUser: ", "\nTool: ", "\nAssistant: "
 LIVE = 3
 """Sessions at work at the same time."""
-SHARES = (1.0, 0.4, 0.5, 0.3, 0.45)
-"""Lengths at which sessions are compacted, as shares of the longest, in turn."""
+SHARES = (0.6, 0.4, 0.5, 0.3, 0.45)
+"""Lengths at which sessions are compacted, as shares of the longest prompt, in turn: the last message comes on top."""
 FOLLOW_UPS = (
     "And where is that written?",
     "Say it in one sentence.",
