@@ -54,7 +54,7 @@ def _story(r: Result, phase: Phase) -> str:
 
 def tokens(r: Result) -> str:
     """One bar a turn, stacked by source."""
-    f, (ax,) = figure(9, 3.6)
+    f, (ax,) = figure(9, 4)
     numbers, bottom = [s.number for s in r.served], [0] * len(r.served)
     for name in PLACES:
         values = [sources.counted(s.sources)[name] for s in r.served]
@@ -65,13 +65,13 @@ def tokens(r: Result) -> str:
     ax.set(xlabel="turn", ylabel="prompt tokens")
     ax.yaxis.set_major_formatter("{x:,.0f}")
     _phases(r, ax)
-    ax.legend(fontsize=7, loc="upper left", framealpha=0.85)
+    f.legend(fontsize=8, loc="outside lower center", ncols=6, frameon=False)
     return svg(f)
 
 
 def times(r: Result) -> str:
     """Both times of each turn, those with the cache in the colour of their source."""
-    f, (ax,) = figure(9, 3.6)
+    f, (ax,) = figure(9, 4)
     ax.plot([s.number for s in r.served], [s.plain for s in r.served], "x", color=PLAIN, markersize=5, label="no cache")
     for name in PLACES:
         some = [s for s in r.served if (sources.main_source(s) or "computed") == name]
@@ -81,7 +81,7 @@ def times(r: Result) -> str:
             ax.plot(x, y, "o", color=COLOURS[name], markersize=5, label=words)
     ax.set(xlabel="turn", ylabel="seconds to the first token", yscale="log")
     _phases(r, ax)
-    ax.legend(fontsize=7, loc="lower left", framealpha=0.85, ncols=2)
+    f.legend(fontsize=8, loc="outside lower center", ncols=3, frameon=False)
     return svg(f)
 
 
@@ -99,14 +99,15 @@ def by_source(r: Result, found: dict[str, Times]) -> str:
             bars = ax.barh([i + offset for i in range(len(names))], values, 0.38, color=colours)
             ax.bar_label(bars, [f" {value:,.0f}" for value in values], fontsize=8)
         ax.set_yticks(range(len(names)), [f"{REUSED[name]} ({rows[name].turns})" for name in names], fontsize=8)
-        ax.set(xlabel="ms, median; grey: without the cache", xscale="log")
+        ax.set(xlabel="ms, median; grey: without the cache", xscale="log", xlim=(1, None))
         ax.set_title("questions asked again" if again else "turns with 80 % reused", fontsize=9)
     return svg(f)
 
 
 def _phases(r: Result, ax: Any) -> None:
-    """A line where a phase begins, with its title."""
-    for phase in r.phases[1:]:
+    """A line where a phase begins, with its title; titles of neighbours at two heights, since phases may be short."""
+    ax.set_xlim(0, len(r.served) + 1)
+    for i, phase in enumerate(r.phases[1:]):
         ax.axvline(phase.first - 0.5, color="#444444", linewidth=0.8, linestyle="--")
-        top = ax.get_xaxis_transform()
-        ax.text(phase.first - 0.3, 1.0, phase.title, transform=top, fontsize=7, rotation=0, va="bottom")
+        height = 1.0 + 0.06 * (i % 2)
+        ax.text(phase.first - 0.5, height, phase.title, transform=ax.get_xaxis_transform(), fontsize=8, va="bottom")
