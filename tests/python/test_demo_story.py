@@ -107,9 +107,10 @@ def test_what_was_dropped_comes_back_from_gcache(story: Result) -> None:
 def test_a_dead_node_costs_tokens_and_its_restart_brings_them_back(story: Result) -> None:
     dead, back = turns_of(story, "killed"), turns_of(story, "restarted")
     assert story.killed is not None
-    assert story.killed[0] == "node-2"
-    assert story.killed[2] == dead[0].number - 1, "in the last turn before"
-    assert sum(turn.again for turn in dead if turn.missing) > 0
+    assert story.killed[0] in cluster.NAMES
+    assert 0 < dead[0].number - story.killed[2] <= 3, "in the last wave before"
+    assert dead[0].missing, "the node had its last page"
+    assert dead[0].again > 0
     assert all(turn.again <= turn.sources.computed for turn in story.served)
     assert not any(turn.missing for turn in story.served if turn not in dead)
     again = [turn for turn in back if turn.kind == "retry"]
@@ -117,7 +118,7 @@ def test_a_dead_node_costs_tokens_and_its_restart_brings_them_back(story: Result
     assert from_gcache(again) > 0
     holdings = story.holdings
     assert sorted(holdings) == list(cluster.NAMES), "all nodes answer at the end"
-    assert holdings["node-2"].memory + holdings["node-2"].disk > 0
+    assert holdings[story.killed[0]].memory + holdings[story.killed[0]].disk > 0
 
 
 def test_nodes_keep_a_part_on_disk_that_does_not_fit_memory(story: Result) -> None:

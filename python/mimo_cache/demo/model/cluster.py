@@ -86,12 +86,12 @@ class Cluster:
                 raise MimoCacheError(f"{', '.join(sorted(alive - set(found)))} did not say what it has")
             time.sleep(0.05)  # a node that was started again is asked after a pause
 
-    def kill(self) -> tuple[str, int]:
-        """`kill -9` for the second node. Returns its name and process."""
-        node = self.killed = self.nodes[1]
+    def kill(self, name: str) -> int:
+        """`kill -9` for a node. Returns the number of its process."""
+        node = self.killed = next(node for node in self.nodes if node.name == name)
         number = node.process.pid
         node.kill()
-        return node.name, number
+        return number
 
     def restart(self) -> LocalNode:
         """Starts the killed node again, which finds its memory file and its directory."""

@@ -11,12 +11,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from mimo_cache import MimoCacheError, Stats
+from mimo_cache import Stats
 from mimo_cache.runner import LLM, Tally
 from mimo_cache.runner.lane import Lane
 
 from .cluster import MIB, Cluster
 from .compare import MtpRows
+from .scenario import Turn
 
 TITLES = {
     "sessions": "Sessions on three tiers",
@@ -27,7 +28,7 @@ TITLES = {
 SHARES = (0.45, 0.7, 0.83)
 """Of all turns, after which the second, third and fourth phase begin."""
 PATIENCE = 20.0
-"""Seconds in which nodes must have taken what waits to be written before an engine is closed."""
+"""Seconds that an engine waits before it is closed, for nodes to take what waits to be written."""
 
 
 def stops(turns: int) -> tuple[int, ...]:
@@ -42,13 +43,15 @@ def stops(turns: int) -> tuple[int, ...]:
 @dataclass(slots=True)
 class Phase:
     """One phase. first: number of its first turn, from 1. before: what was done, in sentences. misses: GCache's, by
-    cause, in prefetches and objects; failed: objects that could not be written."""
+    cause, in prefetches and objects; failed: objects that could not be written; left: prefixes
+    that waited to be written when the engine was closed."""
 
     name: str
     first: int
     before: list[str] = field(default_factory=list)
     misses: Counter[str] = field(default_factory=Counter)
     failed: int = 0
+    left: int = 0
 
     @property
     def title(self) -> str:
@@ -99,16 +102,18 @@ class Story:
         """Turns of the first phase."""
         return self.stops[0] if self.stops else self.turns
 
-    def wave(self, done: int, size: int) -> None:
-        """`size` turns begin after `done`: begins the phase that is due, and kills the node while they are computed
-        where its phase comes after them."""
+    def wave(self, done: int, wave: Sequence[Turn]) -> None:
+        """Turns begin after `done` others: begins the phase that is due, and kills a node while they are computed where
+        its phase comes after them."""
         if self.cluster is None:
             return
         if done in self.stops:
             self._next(self.cluster, done)
         self._dead = self.cluster.killed.name if self.cluster.killed is not None else None
-        if len(self.stops) > 1 and done + size == self.stops[1]:
-            self._kill_in_a_step(self.cluster, done + 1)
+        if len(self.stops) > 1 and done + len(wave) == self.stops[1]:
+            # Of a session that asks again whatever happens: of a wave that is the one with the highest number.
+            last = max(range(len(wave)), key=lambda i: wave[i].session.number)
+            self._kill_in_a_step(self.cluster, wave[last].prompt, done + last + 1)
 
     def end(self) -> tuple[int, int]:
         """Ends the engine. Returns the tokens whose full KV its device and host memory had."""
@@ -116,12 +121,11 @@ class Story:
         llm.cache.check_integrity()
         if llm.tier is not None and llm.remote is not None:
             llm.tier.drain()
-            if not llm.remote.writer.flush(PATIENCE):
-                raise MimoCacheError(f"what was computed is not in GCache after {PATIENCE:g} s")
+            llm.remote.writer.flush(PATIENCE)
             llm.tier.check_integrity()
             stats = llm.remote.stats()
             self.phases[-1].misses.update({cause: n for cause, n in stats["misses"].items() if n})
-            self.phases[-1].failed = stats["pages_failed"]
+            self.phases[-1].failed, self.phases[-1].left = stats["pages_failed"], stats["writes_queued"]
         self.books.add(llm)
         had = _held(llm)
         self.close()
@@ -135,12 +139,8 @@ class Story:
 
     def missing(self, prompt: list[int], start: int, end: int) -> bool:
         """Whether a node that was dead when the turn began owns a page of tokens [start, end) of its prompt."""
-        remote, page = self.llm.remote, self.llm.geometry.page_size
-        if self._dead is None or remote is None:
-            return False
-        names = remote.host.planner.names(prompt)
-        extents = remote.objects.extents(names, start // page, end // page)
-        return any(remote.client.locate(extent) == self._dead for extent in extents)
+        page = self.llm.geometry.page_size
+        return self._dead is not None and self._dead in self._owners(prompt, start // page, end // page)
 
     def _next(self, cluster: Cluster, done: int) -> None:
         name = tuple(TITLES)[1 + self.stops.index(done)]
@@ -165,18 +165,29 @@ class Story:
         self.llm = self.make()
         self.rows = MtpRows(self.llm.engine)
 
-    def _kill_in_a_step(self, cluster: Cluster, turn: int) -> None:
-        """Kills the node when the first rows of the next step are computed."""
+    def _kill_in_a_step(self, cluster: Cluster, prompt: list[int], turn: int) -> None:
+        """When the next step has computed its rows, kills the node that owns the last page of a prompt: then asking it
+        again needs a page that is not there."""
         engine = self.llm.engine
         seen = engine.on_rows
         assert seen is not None
 
         def kill(lane: Lane, work: Any) -> None:
             engine.on_rows = seen
-            self.killed = (*cluster.kill(), turn)
+            page = self.llm.geometry.page_size
+            end = (len(prompt) - 1) // page
+            name = self._owners(prompt, max(0, end - 1), max(1, end))[0]
+            self.killed = (name, cluster.kill(name), turn)
             seen(lane, work)
 
         engine.on_rows = kill
+
+    def _owners(self, prompt: list[int], start: int, end: int) -> list[str]:
+        """Names of the nodes that own the pages [start, end) of a prompt."""
+        remote = self.llm.remote
+        assert remote is not None
+        extents = remote.objects.extents(remote.host.planner.names(prompt), start, end)
+        return [remote.client.locate(extent) for extent in extents]
 
 
 def _beginning(cluster: Cluster, llm: LLM) -> str:

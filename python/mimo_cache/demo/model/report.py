@@ -183,6 +183,8 @@ def after(phase: Phase, turns: list[Served]) -> list[str]:
         out.append(f"In {missing} of {len(turns)} turns pages of the dead node were missing.")
     if phase.failed:
         out.append(f"{phase.failed:,} puts of objects failed.")
+    if phase.left:
+        out.append(f"{phase.left:,} prefixes still waited to be written when the engine was closed.")
     if phase.misses:
         misses = ", ".join(f"{cause} {n:,}" for cause, n in sorted(phase.misses.items()))
         out.append(f"GCache's misses by cause: {misses}.")

@@ -179,7 +179,7 @@ def _play(
     served: list[Served] = []
     damaged = False
     for wave in scenario.waves(story.stops):
-        story.wave(len(served), len(wave))
+        story.wave(len(served), wave)
         ours, prompts = story.llm, [turn.prompt for turn in wave]
         params = [_params(turn, exact, settings.new_tokens) for turn in wave]
         if settings.sabotage is not None and not damaged and 2 * len(served) >= story.first_phase - 1:
