@@ -23,11 +23,11 @@ from gcache_proxy import Faults, proxy
 from key_vectors import chain, root_key
 from mimo_cache import GCacheClient, InvalidArgument, Key
 from mimo_cache.gcache import ObjectId, PutItem
+from mimo_cache.gcache.types import Source
 from mimo_cache.runner import LLM, Completion, RequestError, SamplingParams, Sources
 from mimo_cache.runner.memory import Pools
 from mimo_cache.tiers import GCacheTier, Prefetch, TierReceive, device_layout
 from mimo_cache.tiers.objects import FULL, SWA, pack_record, unpack_record
-from mimo_cache.tiers.prefetch import Source
 from mimo_cache.tiers.receiver import Receiver
 from small_models import checkpoint
 

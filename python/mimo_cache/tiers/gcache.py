@@ -23,9 +23,10 @@ import numpy as np
 
 from mimo_cache._core import GCacheClient, InvalidArgument, Key
 from mimo_cache.gcache.errors import GCacheError
+from mimo_cache.gcache.types import SOURCES
 from mimo_cache.tiers.host import HostTier, Tokens
 from mimo_cache.tiers.objects import Objects, whole_number
-from mimo_cache.tiers.prefetch import SOURCES, Prefetch, patience
+from mimo_cache.tiers.prefetch import Prefetch, patience
 from mimo_cache.tiers.receiver import Got, Receiver
 from mimo_cache.tiers.writer import Writer
 

@@ -5,17 +5,14 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Any
 
 import numpy.typing as npt
 
 from mimo_cache._core import InvalidArgument, Key
+from mimo_cache.gcache.types import SOURCES, Source
 
-__all__ = ["SOURCES", "Prefetch", "Source", "patience", "slowest"]
-
-Source: TypeAlias = Literal["memory", "disk", "remote"]
-SOURCES: tuple[Source, ...] = get_args(Source)
-"""Tiers of a node, the fastest first."""
+__all__ = ["Prefetch", "patience", "slowest"]
 
 
 def slowest(*sources: Source) -> Source:

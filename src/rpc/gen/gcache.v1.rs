@@ -202,6 +202,8 @@ pub struct Piece {
     /// CRC32C of the whole chunk that `data` ends, absent where the chunk goes on in the next piece.
     #[prost(fixed32, optional, tag = "5")]
     pub crc32c: ::core::option::Option<u32>,
+    #[prost(enumeration = "Source", tag = "6")]
+    pub source: i32,
     /// 1 byte to 1 MiB.
     #[prost(bytes = "bytes", tag = "15")]
     pub data: ::prost::bytes::Bytes,
@@ -708,3 +710,7 @@ pub mod g_cache_client {
         }
     }
 }
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
+#[repr(i32)]
+pub enum Source { Memory = 0, Disk = 1, Remote = 2 }
