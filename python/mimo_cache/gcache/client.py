@@ -161,13 +161,19 @@ class ClientBase:
         return sealed(pb.GetRequest(version=version, tenant=self.tenant, runs=plan.object_runs(share, ids)))
 
     def touch_request(self, share: plan.Share, ids: Sequence[ObjectId]) -> pb.TouchRequest:
-        return sealed(pb.TouchRequest(version=plan.COMMON_VERSION, tenant=self.tenant, runs=plan.object_runs(share, ids)))
+        return sealed(
+            pb.TouchRequest(version=plan.COMMON_VERSION, tenant=self.tenant, runs=plan.object_runs(share, ids))
+        )
 
     def delete_request(self, share: plan.Share, ids: Sequence[ObjectId]) -> pb.DeleteRequest:
-        return sealed(pb.DeleteRequest(version=plan.COMMON_VERSION, tenant=self.tenant, runs=plan.object_runs(share, ids)))
+        return sealed(
+            pb.DeleteRequest(version=plan.COMMON_VERSION, tenant=self.tenant, runs=plan.object_runs(share, ids))
+        )
 
     def verify_request(self, share: plan.Share, ids: Sequence[ObjectId]) -> pb.VerifyRequest:
-        return sealed(pb.VerifyRequest(version=plan.COMMON_VERSION, tenant=self.tenant, runs=plan.object_runs(share, ids)))
+        return sealed(
+            pb.VerifyRequest(version=plan.COMMON_VERSION, tenant=self.tenant, runs=plan.object_runs(share, ids))
+        )
 
     def stats_request(self) -> pb.StatsRequest:
         return sealed(pb.StatsRequest(version=plan.COMMON_VERSION, tenant=self.tenant))

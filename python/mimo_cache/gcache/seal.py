@@ -27,8 +27,8 @@ _WORD = (1 << 64) - 1
 _TEXT = (FieldDescriptor.TYPE_BYTES, FieldDescriptor.TYPE_STRING)
 _PIECE_DATA = pb.Piece.DESCRIPTOR.fields_by_name["data"].full_name
 LATER = frozenset({"gcache.v1.Piece.source"})
-"""Numbers that version 1 did not have. They count only where they are not 0, so that one rule holds for all versions: they
-are sent where a version that has them was agreed upon."""
+"""Numbers that version 1 did not have. They count only where they are not 0, so that one rule holds for all versions:
+they are sent where a version that has them was agreed upon."""
 
 
 _known: dict[str, tuple[tuple[str, str, bool, bool], ...]] = {}

@@ -112,7 +112,6 @@ class GetReceiver:
         if buffer is not None and len(buffer) < piece.length:
             self.results[piece.index] = GetResult(GetStatus.TOO_LONG, piece.length)
 
-
     def _source_of(self, piece: pb.Piece) -> Source | None:
         """Where the node says it had a value. One of version 1 says nothing."""
         says = self._request.version >= SOURCE_VERSION

@@ -166,6 +166,7 @@ class Receiver:
                 came += 1
                 # A node of protocol version 1 does not say.
                 got.sources[logical, part] = result.source or "memory"
+                handle.bytes += result.length
                 self.tier.count(bytes_in=result.length)
             else:
                 missing[logical, part] = why
