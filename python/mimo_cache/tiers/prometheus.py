@@ -73,6 +73,7 @@ def metrics(tier: HostTier, remote: GCacheTier | None = None) -> str:
 
 def _device(text: _Text, tier: HostTier, moved: Mapping[str, Any]) -> None:
     stats, host = tier.cache.stats(), tier.planner.host_stats()
+    misses = {cause: moved["misses"].get(cause, 0) for cause in stats.misses}
     text.one("prompt_tokens_total", "Tokens of the prompts that were opened.", stats.prompt_tokens)
     text.add(
         "hit_tokens_total",
@@ -80,7 +81,7 @@ def _device(text: _Text, tier: HostTier, moved: Mapping[str, Any]) -> None:
         ("source",),
         _each(moved["hits"]),
     )
-    text.add("miss_tokens_total", "Tokens that were computed, by cause.", ("cause",), _each(stats.misses))
+    text.add("miss_tokens_total", "Tokens that were computed, by cause.", ("cause",), _each(misses))
     evicted: Samples = {
         ("device", "full"): stats.full_evicted,
         ("device", "swa"): stats.swa_evicted,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 from bisect import bisect_left
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -57,6 +58,7 @@ class Watch:
         self._lock = threading.Lock()
         names = ("device", "host", *(f"gcache_{source}" for source in SOURCES))
         self._hits = dict.fromkeys(names, 0)
+        self._misses: Counter[str] = Counter()
         self._bytes = {"up": 0, "down": 0}
         self._waited = self._copied = 0.0
 
@@ -64,6 +66,12 @@ class Watch:
         """A sequence was opened with tokens that the device had."""
         with self._lock:
             self._hits["device"] += tokens
+
+    def missed(self, misses: Mapping[str, int]) -> None:
+        """Tokens that a request computes, by cause (`Report.misses`): an engine tells when it is known, with or without
+        what was on its way. The cache's own counters take back what a fetch delivers, and may fall."""
+        with self._lock:
+            self._misses.update(misses)
 
     def moved(self, way: str, size: int) -> None:
         """Bytes went "up" to the device or "down" to host memory."""
@@ -86,11 +94,12 @@ class Watch:
             self._waited += seconds
 
     def read(self) -> dict[str, Any]:
-        """hits: tokens by source, of requests that asked for a fetch. bytes: both ways. waited, copied: seconds that an
-        engine waited for pages on their way up, and that copy threads spent on them."""
+        """hits: tokens by source, of requests that asked for a fetch. misses: tokens by cause. bytes: both ways. waited,
+        copied: seconds that an engine waited for pages on their way up, and that copy threads spent on them."""
         with self._lock:
             return {
                 "hits": dict(self._hits),
+                "misses": dict(self._misses),
                 "bytes": dict(self._bytes),
                 "waited": self._waited,
                 "copied": self._copied,
