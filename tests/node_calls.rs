@@ -47,7 +47,7 @@ impl World {
     }
 
     fn session(&self) -> PutSession {
-        PutSession::new(self.state.clone(), 7)
+        PutSession::new(self.state.clone(), 1, 7)
     }
 
     /// Everything that a `Get` sends, as messages.
@@ -63,7 +63,7 @@ impl World {
         let headers =
             HeaderMap::from_iter([(HeaderName::from_static("grpc-timeout"), HeaderValue::from_static(deadline))]);
         let deadline = Deadline::of(&headers, tokio::time::Instant::now());
-        let caller = Caller { progress, tenant: 7, check: 0, deadline };
+        let caller = Caller { progress, tenant: 7, version: 2, check: 0, deadline };
         let body = GetBody::new(self.state.clone(), caller, ids.to_vec(), piece_bytes);
         let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
         let body = runtime.block_on(body.collect()).unwrap();

@@ -97,7 +97,10 @@ impl<'r, 'b, 'a> Receive<'r, 'b, 'a> {
         match v1::Source::try_from(said) {
             Ok(source) if self.version >= SOURCE_VERSION => Ok(Some(source.into())),
             Ok(v1::Source::Memory) => Ok(None),
-            _ => Err(format!("a value from tier {said} in version {}, allowed is 0 to 2 from version 2 on", self.version)),
+            _ => Err(format!(
+                "a value from tier {said} in version {}, allowed is 0 to 2 from version 2 on",
+                self.version
+            )),
         }
     }
 }

@@ -151,7 +151,12 @@ def test_any_thread_may_read_while_requests_run() -> None:
 def test_times_are_counted_in_the_right_bucket() -> None:
     histogram = Histogram()
     values = [0.0, 1e-5, 1.1e-5, 0.003, BUCKETS[-1], BUCKETS[-1] + 1, 1e9]
-    threads = [threading.Thread(target=lambda: [histogram.add(v) for v in values * 100]) for _ in range(4)]
+
+    def add() -> None:
+        for value in values * 100:
+            histogram.add(value)
+
+    threads = [threading.Thread(target=add) for _ in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:

@@ -28,10 +28,10 @@ def tracer_of(tracer: Any) -> Any:
         return None
     if tracer is True:
         try:
-            from opentelemetry import trace  # noqa: PLC0415  optional
+            from opentelemetry.trace import get_tracer  # noqa: PLC0415  optional
         except ImportError as error:
             raise InvalidArgument("tracer is True without opentelemetry-api, allowed is an installed one") from error
-        return trace.get_tracer(NAME)
+        return get_tracer(NAME)
     if not callable(getattr(tracer, "start_span", None)):
         said = f"tracer is of type {type(tracer).__name__}"
         raise InvalidArgument(f"{said}, allowed is None, True, or an object with start_span")

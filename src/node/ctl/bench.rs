@@ -5,7 +5,7 @@ use crate::node::units::Size;
 use crate::ring::bucket_of;
 use crate::rpc::check;
 use crate::rpc::ids::pack;
-use crate::rpc::limits::{CHUNK_BYTES, MAX_OBJECTS, MAX_VALUE_BYTES, COMMON_VERSION};
+use crate::rpc::limits::{CHUNK_BYTES, COMMON_VERSION, MAX_OBJECTS, MAX_VALUE_BYTES};
 use crate::rpc::v1::{DeleteRequest, GetRequest, ObjectRun, Offer, Piece, PutOutcome, PutRequest};
 use bytes::Bytes;
 use serde_json::json;

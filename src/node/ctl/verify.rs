@@ -3,7 +3,7 @@
 use super::{Cluster, key, opened};
 use crate::ring::bucket_of;
 use crate::rpc::ids::pack;
-use crate::rpc::limits::{MAX_OBJECTS, PARTS, COMMON_VERSION};
+use crate::rpc::limits::{COMMON_VERSION, MAX_OBJECTS, PARTS};
 use crate::rpc::v1::{ObjectRun, VerifyRequest};
 use serde_json::json;
 use std::collections::BTreeMap;

@@ -328,9 +328,7 @@ impl Tiers {
     fn landed(&self, tenant: u64, id: &ObjectId, value: Value<Landing>, share: OwnedSemaphorePermit) -> Fetch {
         let Value { meta, crcs, buffer } = value;
         match buffer {
-            Landing::Heap(_) => {
-                Fetch::OnDisk(Arc::new(OnDisk::new(Source::Disk, Value { meta, crcs, buffer }, share)))
-            }
+            Landing::Heap(_) => Fetch::OnDisk(Arc::new(OnDisk::new(Source::Disk, Value { meta, crcs, buffer }, share))),
             Landing::Slot(writer) => match self.bring_up(writer, &crcs, || self.disk_of(tenant, id).is_some()) {
                 true => Fetch::InMemory(Source::Disk),
                 false => Fetch::Absent,
