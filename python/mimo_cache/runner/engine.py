@@ -197,8 +197,10 @@ class Engine:
                 self.tally.remote += self.remote.leave(prefetch)
             if self.tier is not None:
                 lane.fetch = self.core(self.tier.fetch, lane.seq)
-                if lane.fetch is not None and prefetch is not None:
-                    lane.brought = prefetch.split(lane.fetch.start, lane.fetch.end)
+                if lane.fetch is None:
+                    self.tier.watch.missed(lane.report.misses)
+                elif prefetch is not None:
+                    lane.fetch.brought = prefetch.split(lane.fetch.start, lane.fetch.end)
             self._stand(lane)
             # In this order an interrupt finds it among those that wait, opened, or among those in doubt.
             self.fresh[lane.seq.id] = lane
@@ -388,10 +390,11 @@ class Engine:
         if arrived:
             self.tally.fetched += fetch.end - fetch.start
             lane.report = lane.seq.report
-            lane.sources = Sources.split(lane.prompt, lane.start, fetch.end - fetch.start, lane.brought)
+            lane.sources = Sources.split(lane.prompt, lane.start, fetch.end - fetch.start, fetch.brought)
         else:
             self.tally.lost += fetch.end - fetch.start
             self._stand(lane)
+        self.tier.watch.missed(lane.report.misses)
         return arrived
 
     def _rebuild(self, rebuilds: Any, lanes: dict[int, Lane]) -> None:
