@@ -166,8 +166,8 @@ class Story:
         self.rows = MtpRows(self.llm.engine)
 
     def _kill_in_a_step(self, cluster: Cluster, prompt: list[int], turn: int) -> None:
-        """When the next step has computed its rows, kills the node that owns the last page of a prompt: then asking it
-        again needs a page that is not there."""
+        """When the next step has computed its rows, kills the node that owns the middle page of a prompt: then asking
+        it again needs a page that is not there."""
         engine = self.llm.engine
         seen = engine.on_rows
         assert seen is not None
@@ -175,8 +175,8 @@ class Story:
         def kill(lane: Lane, work: Any) -> None:
             engine.on_rows = seen
             page = self.llm.geometry.page_size
-            end = (len(prompt) - 1) // page
-            name = self._owners(prompt, max(0, end - 1), max(1, end))[0]
+            middle = len(prompt) // page // 2
+            name = self._owners(prompt, middle, middle + 1)[0]
             self.killed = (name, cluster.kill(name), turn)
             seen(lane, work)
 
