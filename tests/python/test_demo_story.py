@@ -206,13 +206,14 @@ def test_sessions_ask_again_after_a_stop_and_no_wave_reaches_over_it() -> None:
     assert done == 60
 
 
-@pytest.mark.parametrize("turns", [1, 4])
+@pytest.mark.parametrize("turns", [1, 3, 4])
 def test_a_run_of_few_turns_tells_what_it_can(turns: int, place: Path) -> None:
     with folders_in(place):
         result = run(Settings(turns=turns, seed=1, **SMALL))
     assert result.valid
     assert [phase.name for phase in result.phases] == list(TITLES)[: len(stops(turns)) + 1]
     assert (result.killed is not None) == (len(stops(turns)) > 1)
+    assert len(result.holdings) == (2 if turns == 3 else 3), "the run of three turns ends with a dead node"
     assert report.text(result).splitlines()[-1] == "identical"
 
 

@@ -43,8 +43,8 @@ def stops(turns: int) -> tuple[int, ...]:
 @dataclass(slots=True)
 class Phase:
     """One phase. first: number of its first turn, from 1. before: what was done, in sentences. misses: GCache's, by
-    cause, in prefetches and objects; failed: objects that could not be written; left: prefixes
-    that waited to be written when the engine was closed."""
+    cause, in prefetches and objects; failed: objects that could not be written; left: prefixes that waited to be
+    written when the engine was closed."""
 
     name: str
     first: int
@@ -160,7 +160,7 @@ class Story:
             held = cluster.holdings().values()
             memory, disk = sum(h.memory for h in held), sum(h.disk for h in held)
             phase.before.append(f"GCache had {memory:,} objects in memory and {disk:,} on disk.")
-        phase.before.append("Sessions asked their last question again and went on.")
+        phase.before.append("Sessions asked their last question again first.")
         self.phases.append(phase)
         self.llm = self.make()
         self.rows = MtpRows(self.llm.engine)

@@ -46,8 +46,8 @@ HOST = 4
 @dataclass(frozen=True, slots=True)
 class Settings:
     """What to run. model: a checkpoint's directory, or "tiny". longest: tokens of the longest prompt, about, and less
-    for a model with fewer positions. new_tokens: of a turn at most. cluster: host memory and GCache
-    nodes below the device's pools."""
+    for a model with fewer positions. new_tokens: of a turn at most. cluster: host memory and GCache nodes below the
+    device's pools."""
 
     model: str = "tiny"
     backend: str = "reference"
@@ -62,8 +62,8 @@ class Settings:
 @dataclass(frozen=True, slots=True)
 class Served:
     """One turn. cached, plain: seconds to the first token with and without the cache; beside: turns that arrived with
-    it. wait: seconds that layers waited for pages. again: tokens, in whole pages, that were served before and are
-    computed all the same; missing: pages of a dead node are among them."""
+    it. again: tokens, in whole pages, that were served before and are computed all the same; missing: pages of a dead
+    node are among them."""
 
     number: int
     session: int
@@ -71,7 +71,6 @@ class Served:
     prompt: int
     report: Report
     sources: Sources
-    wait: float
     again: int
     missing: bool
     cached: float
@@ -290,7 +289,6 @@ def _served(number: int, turn: Turn, a: Completion, b: Completion, beside: int, 
         prompt=len(turn.prompt),
         report=a.report,
         sources=a.sources,
-        wait=a.wait,
         again=end - reused,
         missing=story.missing(turn.prompt, reused, end),
         cached=a.ttft,
