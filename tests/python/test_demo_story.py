@@ -109,8 +109,8 @@ def test_a_dead_node_costs_tokens_and_its_restart_brings_them_back(story: Result
     assert story.killed is not None
     assert story.killed[0] in cluster.NAMES
     assert 0 < dead[0].number - story.killed[2] <= 3, "in the last wave before"
-    assert dead[0].missing, "the node had its middle page"
-    assert dead[0].again > dead[0].prompt // 3
+    assert dead[0].missing, "the node has a page of it"
+    assert dead[0].again > 0
     assert all(turn.again <= turn.sources.computed for turn in story.served)
     assert not any(turn.missing for turn in story.served if turn not in dead)
     again = [turn for turn in back if turn.kind == "retry"]

@@ -166,17 +166,16 @@ class Story:
         self.rows = MtpRows(self.llm.engine)
 
     def _kill_in_a_step(self, cluster: Cluster, prompt: list[int], turn: int) -> None:
-        """When the next step has computed its rows, kills the node that owns the middle page of a prompt: then asking
-        it again needs a page that is not there."""
+        """When the next step has computed its rows, kills a node without which a prompt is not whole: of those that own
+        pages of it the one whose first page comes last, so that what is before can still be had."""
         engine = self.llm.engine
         seen = engine.on_rows
         assert seen is not None
 
         def kill(lane: Lane, work: Any) -> None:
             engine.on_rows = seen
-            page = self.llm.geometry.page_size
-            middle = len(prompt) // page // 2
-            name = self._owners(prompt, middle, middle + 1)[0]
+            owners = self._owners(prompt, 0, (len(prompt) - 1) // self.llm.geometry.page_size)
+            name = max(owners, key=owners.index)
             self.killed = (name, cluster.kill(name), turn)
             seen(lane, work)
 

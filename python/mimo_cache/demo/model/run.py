@@ -260,7 +260,7 @@ def _engine(settings: Settings, tokens: int, checkpoints: int, cluster: Cluster 
         # A request waits for its pages: it is short beside computing them, and what comes late is of no use to it.
         below = {"host_memory": HOST * memory, "host_write": "through", "gcache": cluster.addresses}
         below["gcache_options"] = {"write": "through", "prefetch": "wait"}
-    return LLM(
+    llm = LLM(
         settings.model,
         backend=settings.backend,
         page_size=page,
@@ -271,6 +271,11 @@ def _engine(settings: Settings, tokens: int, checkpoints: int, cluster: Cluster 
         max_step_tokens=CHUNK,
         **below,
     )
+    # As engines do before they serve: the first step is slow, and so is the first call to a node.
+    llm.generate([0], SamplingParams(max_tokens=1), store=False)
+    if llm.remote is not None:
+        llm.remote.client.stats()
+    return llm
 
 
 def _params(turn: Turn, exact: bool, new: int) -> SamplingParams:
