@@ -109,8 +109,8 @@ def test_a_dead_node_costs_tokens_and_its_restart_brings_them_back(story: Result
     assert story.killed is not None
     assert story.killed[0] in cluster.NAMES
     assert 0 < dead[0].number - story.killed[2] <= 3, "in the last wave before"
-    assert dead[0].missing, "the node had its middle page"
-    assert dead[0].again > dead[0].prompt // 3
+    assert dead[0].missing, "the node has a page of it"
+    assert dead[0].again > 0
     assert all(turn.again <= turn.sources.computed for turn in story.served)
     assert not any(turn.missing for turn in story.served if turn not in dead)
     again = [turn for turn in back if turn.kind == "retry"]
@@ -206,13 +206,14 @@ def test_sessions_ask_again_after_a_stop_and_no_wave_reaches_over_it() -> None:
     assert done == 60
 
 
-@pytest.mark.parametrize("turns", [1, 4])
+@pytest.mark.parametrize("turns", [1, 3, 4])
 def test_a_run_of_few_turns_tells_what_it_can(turns: int, place: Path) -> None:
     with folders_in(place):
         result = run(Settings(turns=turns, seed=1, **SMALL))
     assert result.valid
     assert [phase.name for phase in result.phases] == list(TITLES)[: len(stops(turns)) + 1]
     assert (result.killed is not None) == (len(stops(turns)) > 1)
+    assert len(result.holdings) == (2 if turns == 3 else 3), "the run of three turns ends with a dead node"
     assert report.text(result).splitlines()[-1] == "identical"
 
 

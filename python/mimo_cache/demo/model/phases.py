@@ -43,8 +43,8 @@ def stops(turns: int) -> tuple[int, ...]:
 @dataclass(slots=True)
 class Phase:
     """One phase. first: number of its first turn, from 1. before: what was done, in sentences. misses: GCache's, by
-    cause, in prefetches and objects; failed: objects that could not be written; left: prefixes
-    that waited to be written when the engine was closed."""
+    cause, in prefetches and objects; failed: objects that could not be written; left: prefixes that waited to be
+    written when the engine was closed."""
 
     name: str
     first: int
@@ -160,23 +160,22 @@ class Story:
             held = cluster.holdings().values()
             memory, disk = sum(h.memory for h in held), sum(h.disk for h in held)
             phase.before.append(f"GCache had {memory:,} objects in memory and {disk:,} on disk.")
-        phase.before.append("Sessions asked their last question again and went on.")
+        phase.before.append("Sessions asked their last question again first.")
         self.phases.append(phase)
         self.llm = self.make()
         self.rows = MtpRows(self.llm.engine)
 
     def _kill_in_a_step(self, cluster: Cluster, prompt: list[int], turn: int) -> None:
-        """When the next step has computed its rows, kills the node that owns the middle page of a prompt: then asking
-        it again needs a page that is not there."""
+        """When the next step has computed its rows, kills a node without which a prompt is not whole: of those that own
+        pages of it the one whose first page comes last, so that what is before can still be had."""
         engine = self.llm.engine
         seen = engine.on_rows
         assert seen is not None
 
         def kill(lane: Lane, work: Any) -> None:
             engine.on_rows = seen
-            page = self.llm.geometry.page_size
-            middle = len(prompt) // page // 2
-            name = self._owners(prompt, middle, middle + 1)[0]
+            owners = self._owners(prompt, 0, (len(prompt) - 1) // self.llm.geometry.page_size)
+            name = max(owners, key=owners.index)
             self.killed = (name, cluster.kill(name), turn)
             seen(lane, work)
 

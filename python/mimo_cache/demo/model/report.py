@@ -9,6 +9,7 @@ from typing import Any
 
 from ..report import CAUSES
 from . import sources
+from .cluster import NAMES
 from .compare import TIE
 from .phases import Phase
 from .run import Result, Served
@@ -104,7 +105,7 @@ def _cluster(r: Result) -> dict[str, Any] | None:
         return None
     killed = dict(zip(("node", "process", "turn"), r.killed, strict=True)) if r.killed is not None else None
     return {
-        "nodes": len(r.holdings),
+        "nodes": len(NAMES),
         "memory_bytes": r.sizes.memory,
         "disk_bytes": r.sizes.disk,
         "killed": killed,
@@ -244,7 +245,11 @@ def cost(r: Result) -> list[str]:
 def cluster(r: Result) -> list[str]:
     """What nodes hold at the end."""
     out = ["GCache's nodes at the end"]
-    for name, h in r.holdings.items():
+    for name in NAMES:
+        h = r.holdings.get(name)
+        if h is None:
+            out.append(f"  {name}: dead")
+            continue
         out.append(
             f"  {name}: {h.memory:,} objects in memory, {h.disk:,} on disk; since its start {h.demoted:,} went down to "
             f"disk and {h.promoted:,} came back up"

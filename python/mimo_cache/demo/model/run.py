@@ -46,8 +46,8 @@ HOST = 4
 @dataclass(frozen=True, slots=True)
 class Settings:
     """What to run. model: a checkpoint's directory, or "tiny". longest: tokens of the longest prompt, about, and less
-    for a model with fewer positions. new_tokens: of a turn at most. cluster: host memory and GCache
-    nodes below the device's pools."""
+    for a model with fewer positions. new_tokens: of a turn at most. cluster: host memory and GCache nodes below the
+    device's pools."""
 
     model: str = "tiny"
     backend: str = "reference"
@@ -62,8 +62,8 @@ class Settings:
 @dataclass(frozen=True, slots=True)
 class Served:
     """One turn. cached, plain: seconds to the first token with and without the cache; beside: turns that arrived with
-    it. wait: seconds that layers waited for pages. again: tokens, in whole pages, that were served before and are
-    computed all the same; missing: pages of a dead node are among them."""
+    it. again: tokens, in whole pages, that were served before and are computed all the same; missing: pages of a dead
+    node are among them."""
 
     number: int
     session: int
@@ -71,7 +71,6 @@ class Served:
     prompt: int
     report: Report
     sources: Sources
-    wait: float
     again: int
     missing: bool
     cached: float
@@ -261,7 +260,7 @@ def _engine(settings: Settings, tokens: int, checkpoints: int, cluster: Cluster 
         # A request waits for its pages: it is short beside computing them, and what comes late is of no use to it.
         below = {"host_memory": HOST * memory, "host_write": "through", "gcache": cluster.addresses}
         below["gcache_options"] = {"write": "through", "prefetch": "wait"}
-    return LLM(
+    llm = LLM(
         settings.model,
         backend=settings.backend,
         page_size=page,
@@ -272,6 +271,11 @@ def _engine(settings: Settings, tokens: int, checkpoints: int, cluster: Cluster 
         max_step_tokens=CHUNK,
         **below,
     )
+    # As engines do before they serve: the first step is slow, and so is the first call to a node.
+    llm.generate([0], SamplingParams(max_tokens=1), store=False)
+    if llm.remote is not None:
+        llm.remote.client.stats()
+    return llm
 
 
 def _params(turn: Turn, exact: bool, new: int) -> SamplingParams:
@@ -290,7 +294,6 @@ def _served(number: int, turn: Turn, a: Completion, b: Completion, beside: int, 
         prompt=len(turn.prompt),
         report=a.report,
         sources=a.sources,
-        wait=a.wait,
         again=end - reused,
         missing=story.missing(turn.prompt, reused, end),
         cached=a.ttft,
