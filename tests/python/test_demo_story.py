@@ -62,7 +62,7 @@ def story(place: Path) -> Result:
     """A small run on nodes whose memory holds a part of it only."""
     with folders_in(place), pytest.MonkeyPatch.context() as patch:
         patch.setattr(cluster, "SLABS", 6)
-        return run(Settings(turns=20, seed=1, **SMALL))
+        return run(Settings(turns=16, seed=1, **SMALL))
 
 
 def turns_of(story: Result, name: str) -> list[Served]:
@@ -80,7 +80,7 @@ def test_the_story_is_told_whole_and_is_identical(story: Result) -> None:
     assert story.verdict.first is None
     assert story.valid
     assert [phase.name for phase in story.phases] == list(TITLES)
-    assert sum(len(story.phase(phase)) for phase in story.phases) == len(story.served) == 20
+    assert sum(len(story.phase(phase)) for phase in story.phases) == len(story.served) == 16
     assert report.text(story).splitlines()[-1] == "identical"
 
 
@@ -156,7 +156,7 @@ def test_the_report_has_what_was_done_between_the_turns(story: Result) -> None:
     assert f"{name} (process {process}) was killed with -9 while turn {turn} was being computed." in flat
     missing = sum(one.missing for one in story.served)
     assert f"In {missing} of {len(turns_of(story, 'killed'))} turns pages of the dead node were missing." in flat
-    assert len(re.findall(r"^ +\d+ +\d+ (?:read|ask|retry|edit|compact) ", text, re.MULTILINE)) == 20
+    assert len(re.findall(r"^ +\d+ +\d+ (?:read|ask|retry|edit|compact) ", text, re.MULTILINE)) == 16
     assert max(map(len, text.splitlines())) <= 120
 
 

@@ -70,13 +70,14 @@ def tokens(r: Result) -> str:
 
 
 def times(r: Result) -> str:
-    """Both times of each turn, those with the cache in the colour of their source."""
+    """Both times of each turn, those with the cache in the colour of their source: other turns have less than `MOSTLY`
+    reused, or no source has more than half of it."""
     f, (ax,) = figure(9, 4)
     ax.plot([s.number for s in r.served], [s.plain for s in r.served], "x", color=PLAIN, markersize=5, label="no cache")
     for name in PLACES:
         some = [s for s in r.served if (sources.main_source(s) or "computed") == name]
         if some:
-            words = f"cache, mostly {REUSED[name]}" if name in REUSED else "cache, less than 80 % reused"
+            words = f"cache, mostly {REUSED[name]}" if name in REUSED else "cache, other turns"
             x, y = [s.number for s in some], [s.cached for s in some]
             ax.plot(x, y, "o", color=COLOURS[name], markersize=5, label=words)
     ax.set(xlabel="turn", ylabel="seconds to the first token", yscale="log")
