@@ -94,8 +94,8 @@ class Watch:
             self._waited += seconds
 
     def read(self) -> dict[str, Any]:
-        """hits: tokens by source, of requests that asked for a fetch. misses: tokens by cause. bytes: both ways. waited,
-        copied: seconds that an engine waited for pages on their way up, and that copy threads spent on them."""
+        """hits: tokens by source, of requests that asked for a fetch. misses: tokens by cause. bytes: both ways.
+        waited, copied: seconds that an engine waited for pages on their way up, and that copy threads spent on them."""
         with self._lock:
             return {
                 "hits": dict(self._hits),
