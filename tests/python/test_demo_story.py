@@ -123,6 +123,7 @@ def test_a_dead_node_costs_tokens_and_its_restart_brings_them_back(story: Result
 
 def test_nodes_keep_a_part_on_disk_that_does_not_fit_memory(story: Result) -> None:
     assert sum(holding.demoted for holding in story.holdings.values()) > 0
+    assert sources.total(story.served)["gcache_disk"] > 0, "and read it from there"
     assert story.books.gcache["pages_out"] > story.books.gcache["pages_failed"] > 0, "a dead node takes nothing"
     assert story.books.copying > 0
 

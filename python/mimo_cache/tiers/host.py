@@ -134,8 +134,6 @@ class HostTier:
         """Called with (tokens, key, spans, boundary) when a boundary has arrived in host memory."""
         self.on_used: list[Callable[[Tokens, Key | None, Any], None]] = []
         """Called with (tokens, key, spans) at every `save`."""
-        self.fetching_seconds = 0.0
-        """Seconds that copy threads spent on fetches that `finish` ended."""
         self._fetches: dict[int, Fetch] = {}
         self._saves: dict[int, CopyJob] = {}
         self._saving: dict[int, tuple[Tokens, Key | None, Any, int]] = {}
@@ -176,7 +174,6 @@ class HostTier:
         if not ok:
             fetch.cancel()
         arrived = self.planner.fetched(fetch.id, fetch.wait() and ok)
-        self.fetching_seconds += sum(copied for _, copied, _, _ in fetch.job.times()) / 1e9
         self._fetches.pop(fetch.id, None)
         fetch._over(arrived)
         return arrived

@@ -78,7 +78,7 @@ class Books:
         self.stats = llm.cache.stats()
         self.full_evicted += self.stats.full_evicted
         self.checkpoints_evicted += self.stats.checkpoints_evicted
-        self.copying += llm.tier.fetching_seconds if llm.tier is not None else 0.0
+        self.copying += llm.tier.watch.read()["copied"] if llm.tier is not None else 0.0
         if llm.remote is not None:
             self.gcache.update({k: v for k, v in llm.remote.stats().items() if isinstance(v, int)})
 
