@@ -47,7 +47,7 @@ impl World {
     }
 
     fn session(&self) -> PutSession {
-        PutSession::new(self.state.clone(), 7)
+        PutSession::new(self.state.clone(), 1, 7)
     }
 
     /// Everything that a `Get` sends, as messages.
@@ -63,7 +63,7 @@ impl World {
         let headers =
             HeaderMap::from_iter([(HeaderName::from_static("grpc-timeout"), HeaderValue::from_static(deadline))]);
         let deadline = Deadline::of(&headers, tokio::time::Instant::now());
-        let caller = Caller { progress, tenant: 7, check: 0, deadline };
+        let caller = Caller { progress, tenant: 7, version: 2, check: 0, deadline };
         let body = GetBody::new(self.state.clone(), caller, ids.to_vec(), piece_bytes);
         let runtime = tokio::runtime::Builder::new_current_thread().build().unwrap();
         let body = runtime.block_on(body.collect()).unwrap();
@@ -274,8 +274,10 @@ fn versions_meet_or_are_told_apart() {
         unary::hello(&world.state, &connection, &HelloRequest { min_version, max_version, ..HelloRequest::default() })
     };
     let reply = hello(0, 9).unwrap();
-    assert_eq!((reply.version, reply.node.as_str(), reply.machine.len()), (1, "a", 16));
-    assert_eq!(hello(2, 9).unwrap_err().code(), tonic::Code::FailedPrecondition);
+    assert_eq!((reply.version, reply.node.as_str(), reply.machine.len()), (2, "a", 16));
+    assert_eq!((reply.min_version, reply.max_version), (1, 2));
+    assert_eq!((hello(0, 1).unwrap().version, hello(2, 9).unwrap().version), (1, 2));
+    assert_eq!(hello(3, 9).unwrap_err().code(), tonic::Code::FailedPrecondition);
     assert_eq!(unary::check_version(0).unwrap_err().code(), tonic::Code::FailedPrecondition);
     let none = unary::objects(&[ObjectRun::default()]).unwrap_err();
     assert_eq!(none.code(), tonic::Code::InvalidArgument);

@@ -8,7 +8,7 @@
 use super::state::State;
 use crate::rpc::frame::PieceHead;
 use crate::rpc::ids;
-use crate::rpc::limits::{CHUNK_BYTES, MAX_OBJECTS, MAX_PIECE_BYTES, VERSIONS};
+use crate::rpc::limits::{CHUNK_BYTES, MAX_OBJECTS, MAX_PIECE_BYTES};
 use crate::rpc::v1::{Answer, Offer, PutOutcome, PutRequest};
 use crate::shm::{Begin, ChainKey, ObjectId, PutMeta, ShmError, Writer, chunks_of, copy_crc32c_append};
 use std::collections::VecDeque;
@@ -31,6 +31,8 @@ struct Owed {
 /// See the file.
 pub struct PutSession {
     state: Arc<State>,
+    /// Of the protocol.
+    version: u32,
     tenant: u64,
     offered: u32,
     waiting: VecDeque<(u32, PutMeta)>,
@@ -42,9 +44,10 @@ pub struct PutSession {
 
 impl PutSession {
     /// A stream whose first request was read. The tenant's right is checked by the caller.
-    pub fn new(state: Arc<State>, tenant: u64) -> PutSession {
+    pub fn new(state: Arc<State>, version: u32, tenant: u64) -> PutSession {
         PutSession {
             state,
+            version,
             tenant,
             offered: 0,
             waiting: VecDeque::new(),
@@ -64,12 +67,10 @@ impl PutSession {
     /// # Errors
     /// `INVALID_ARGUMENT` and the like with a sentence; the stream is over. What was stored stays.
     pub fn offers(&mut self, request: &PutRequest, now: u64, answers: &mut Vec<Answer>) -> Result<(), Status> {
-        if request.version != 0 && !VERSIONS.contains(&request.version)
-            || !matches!(request.tenant, 0) && request.tenant != self.tenant
-        {
+        if ![0, self.version].contains(&request.version) || ![0, self.tenant].contains(&request.tenant) {
             return Err(Status::invalid_argument(format!(
-                "a later message has version {} and tenant {}, allowed is 0 or those of the first, tenant {}",
-                request.version, request.tenant, self.tenant
+                "a later message has version {} and tenant {}, allowed is 0 or those of the first, {} and {}",
+                request.version, request.tenant, self.version, self.tenant
             )));
         }
         if self.waiting.len() + request.offers.len() > MAX_OBJECTS {

@@ -108,7 +108,8 @@ impl Pieces for Talk {
             self.check = check;
         }
         let now = self.state.clock.now();
-        let session = self.session.get_or_insert_with(|| PutSession::new(self.state.clone(), message.tenant));
+        let PutRequest { version, tenant, .. } = message;
+        let session = self.session.get_or_insert_with(|| PutSession::new(self.state.clone(), version, tenant));
         session.offers(&message, now, &mut self.answers)
     }
 }

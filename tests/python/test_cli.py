@@ -266,7 +266,9 @@ def test_a_full_disk_behind_both_streams_is_exit_code_2(trace: Path) -> None:
         assert subprocess.run(command, stdout=full, stderr=full, check=False).returncode == 2
 
 
-@pytest.mark.parametrize(("command", "option"), [(("demo", "--canary"), "--html"), (("bench", "tree"), "--plot")])
+@pytest.mark.parametrize(
+    ("command", "option"), [(("demo",), "--html"), (("demo", "--canary"), "--html"), (("bench", "tree"), "--plot")]
+)
 def test_a_file_that_cannot_be_written_is_told_before_the_work(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, command: tuple[str, ...], option: str
 ) -> None:

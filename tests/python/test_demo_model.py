@@ -23,9 +23,10 @@ from mimo_cache.demo.model.compare import Rows, Verdict, same  # noqa: E402
 from mimo_cache.demo.model.run import Result, Settings, run  # noqa: E402
 from mimo_cache.demo.model.scenario import SYSTEM, Scenario, Session, Turn  # noqa: E402
 from mimo_cache.demo.report import CAUSES  # noqa: E402
-from mimo_cache.runner import Completion, RequestError  # noqa: E402
+from mimo_cache.runner import Completion, RequestError, Sources  # noqa: E402
 
-SMALL: dict[str, Any] = {"longest": 1000, "new_tokens": 6}
+SMALL: dict[str, Any] = {"longest": 1000, "new_tokens": 6, "cluster": False}
+"""The device's pools alone; `test_demo_story.py` has the cluster."""
 
 
 @pytest.fixture(scope="module")
@@ -42,15 +43,16 @@ def test_a_small_run_is_identical(small: Result) -> None:
     assert verdict.tokens >= len(small.served) == 10
     assert verdict.logits == 320 * verdict.tokens
     # Every row that was computed is compared in each head, and the reused windows as well.
-    assert verdict.mtp_rows > 3 * (small.tally.computed - 4 * len(small.served))
+    assert verdict.mtp_rows > 3 * (small.books.tally.computed - 4 * len(small.served))
 
 
 def test_a_small_run_reuses_and_is_short_of_pages(small: Result) -> None:
     assert small.hits > 0.3 * small.prompt_tokens
     assert small.prompt_tokens == small.hits + small.misses.total()
-    assert small.stats.full_evicted > 0
-    assert small.tally.computed < small.plain_tally.computed - small.hits // 2
-    assert small.stats.open_sequences == 0
+    assert small.books.full_evicted > 0
+    assert small.books.tally.computed < small.plain_tally.computed - small.hits // 2
+    assert small.books.stats is not None
+    assert small.books.stats.open_sequences == 0
 
 
 def test_the_report_and_the_line_for_scripts_agree(small: Result) -> None:
@@ -87,7 +89,7 @@ def test_a_run_too_short_to_damage_anything_says_so() -> None:
 
 
 def test_the_torch_backend_compares_tokens(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["--json", "--backend", "torch", "--turns", "3"]) == 0
+    assert main(["--json", "--backend", "torch", "--turns", "3", "--no-cluster"]) == 0
     out, err = capsys.readouterr()
     said = json.loads(out.splitlines()[-1])
     assert len(out.splitlines()) == 1
@@ -197,7 +199,7 @@ def test_what_kinds_of_turns_share_with_the_turn_before() -> None:
 def completion(tokens: list[int], logits: Any) -> Completion:
     """What a turn made."""
     report: Any = SimpleNamespace()
-    return Completion("", tokens, "length", 0.0, report, logits)
+    return Completion("", tokens, "length", 0.0, report, Sources(0, 0, 0, 0, 0, 0), 0.0, logits)
 
 
 def compared(exact: bool, change: Callable[[Any, list[Rows]], None], tokens: tuple[int, ...] = (1, 2)) -> Verdict:

@@ -8,19 +8,16 @@ import signal
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 
 from mimo_cache import InvalidArgument
 from mimo_cache._parser import Parser
 from mimo_cache.gcache.local import SHARED, local_nodes
+from mimo_cache.gcache.signals import ENDS, exits_in_order, on_signals
 
 MIB = 1 << 20
 MOST_NODES = 64
-ENDS = (signal.SIGTERM, signal.SIGHUP)
-"""What ends a command besides ^C: `kill`, and a terminal that is closed."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -50,21 +47,6 @@ def _names(count: int) -> list[str]:
     return [f"node-{n + 1}" for n in range(count)]
 
 
-@contextmanager
-def _on_signals(handler: Callable[[int, FrameType | None], None], *numbers: signal.Signals) -> Iterator[None]:
-    """Calls `handler` for these signals. A SIGHUP that is ignored stays so: `nohup` wants it."""
-    before = {n: signal.getsignal(n) for n in numbers}
-    if before.get(signal.SIGHUP) is signal.SIG_IGN:
-        del before[signal.SIGHUP]
-    try:
-        for number in before:
-            signal.signal(number, handler)
-        yield
-    finally:
-        for number, was in before.items():
-            signal.signal(number, signal.SIG_DFL if was is None else was)
-
-
 def _up(args: argparse.Namespace) -> int:
     names = _names(args.nodes)
     _check("port", args.port, 0, 65_536 - args.nodes)
@@ -77,7 +59,7 @@ def _up(args: argparse.Namespace) -> int:
 
     # From before the first node starts until the last one has ended: none is left behind.
     with (
-        _on_signals(end, signal.SIGINT, *ENDS),
+        on_signals(end, signal.SIGINT, *ENDS),
         local_nodes(args.folder, names, args.memory * MIB, args.port) as nodes,
     ):
         print(f"export GCACHE_NODES={','.join(node.tcp for node in nodes)}", flush=True)
@@ -99,14 +81,8 @@ def _drill(args: argparse.Namespace) -> int:
     _check("seed", args.seed, 0, (1 << 63) - 1)
     memory = drill.memory_of(args.values, args.nodes)
 
-    def end(number: int, _frame: FrameType | None) -> None:
-        # Once: the nodes are being ended then.
-        for other in ENDS:
-            signal.signal(other, signal.SIG_IGN)
-        sys.exit(128 + number)
-
     with (
-        _on_signals(end, *ENDS),
+        exits_in_order(),
         tempfile.TemporaryDirectory(prefix="mimo-drill-", dir=SHARED if SHARED.is_dir() else None) as folder,
         local_nodes(Path(folder), names, memory) as nodes,
     ):

@@ -35,16 +35,18 @@ def program(name: str) -> str:
 class LocalNode:
     """One process and its files in `folder`: NAME.toml, NAME.memory, NAME.log and two sockets.
 
-    `port` 0 takes a free one and keeps it; `more` is TOML that its configuration ends with. Raises `GCacheError` with
-    the node's own words when it does not start.
+    `port` 0 takes a free one and keeps it; `slab` is the unit in which memory is given to sizes of values; `more` is
+    TOML that its configuration ends with. Raises `GCacheError` with the node's own words when it does not start.
     """
 
-    def __init__(self, folder: Path, name: str, size: int, port: int = 0, more: str = "") -> None:
+    def __init__(
+        self, folder: Path, name: str, size: int, port: int = 0, more: str = "", *, slab: int = 1 << 20
+    ) -> None:
         self.folder, self.name, self._port = folder, name, port
         (folder / f"{name}.toml").write_text(
             f'name = "{name}"\nlisten = ["127.0.0.1:{port}", "unix:{folder}/{name}.sock"]\n'
             f'fast_path = "{folder}/{name}.fast"\n'
-            f'[memory]\npath = "{folder}/{name}.memory"\nsize = "{size}B"\n[log]\njson = true\n{more}'
+            f'[memory]\npath = "{folder}/{name}.memory"\nsize = "{size}B"\nslab = "{slab}B"\n[log]\njson = true\n{more}'
         )
         self.start()
 

@@ -17,7 +17,7 @@ from mimo_cache.kernels import get
 from mimo_cache.kernels.contract import Shape
 from mimo_cache.models import ModelConfig, load
 from mimo_cache.models.errors import need
-from mimo_cache.tiers import GCacheTier, HostTier
+from mimo_cache.tiers import GCacheTier, HostTier, metrics
 
 from . import budget
 from .engine import Engine
@@ -26,6 +26,7 @@ from .lane import Output
 from .memory import Pools
 from .model import Model
 from .sampling import SamplingParams
+from .sources import Sources
 from .tokenizer import Tokenizer
 
 TINY = Path(__file__).parent.parent / "models" / "tiny"
@@ -40,13 +41,17 @@ Prompt: TypeAlias = str | Sequence[int]
 @dataclass(frozen=True, slots=True)
 class Completion:
     """What became of one prompt. finish: "stop" or "length". ttft: seconds from the call to the first token. report:
-    where the prompt's tokens came from. logits: fp32 [tokens, vocab], when the parameters asked for them."""
+    what lookups found of the prompt, and the causes of the rest. sources: where the prompt's tokens came from. wait:
+    seconds that layers waited for pages, in the steps that it took part in. logits: fp32 [tokens, vocab], when the
+    parameters asked for them."""
 
     text: str
     token_ids: list[int]
     finish: str
     ttft: float
     report: Report
+    sources: Sources
+    wait: float
     logits: Any = None
 
 
@@ -58,6 +63,7 @@ class Piece:
     token_id: int
     finish: str | None
     report: Report
+    sources: Sources
 
 
 class LLM:
@@ -75,6 +81,8 @@ class LLM:
     - `gcache`: nodes of a GCache cluster below the host tier, or a client of one, which stays the caller's;
       `gcache_options` are those of `GCacheTier`. `weights`: the version of the weights, part of the names of pages;
       with `gcache` by default a digest of the checkpoint's files and of the backend.
+    - `tracer`: gets spans of what moves between tiers (`mimo_cache.tiers.trace`): a tracer of OpenTelemetry, or True
+      for the one that is installed. `metrics` has times and counters.
     - `dtype`: of weights and KV, by default float32 on the CPU and the config's elsewhere.
 
     Raises what `mimo_cache.models.load` raises, `RequestError`, and `UnknownBackend`. Threads may share
@@ -100,6 +108,7 @@ class LLM:
         gcache: GCacheClient | Sequence[str] | None = None,
         gcache_options: Mapping[str, Any] | None = None,
         weights: str | bytes | None = None,
+        tracer: Any = None,
         mtp: bool = True,
         dtype: str | None = None,
         device: str = "cpu",
@@ -175,6 +184,7 @@ class LLM:
                 full_pages=below.full_pages,
                 swa_pages=below.swa_pages,
                 write=host_write,
+                tracer=tracer,
             )
         if gcache is not None and weights is None:
             weights = weights_version(self.path, backend)
@@ -206,6 +216,15 @@ class LLM:
                 self.remote.close()
             if self._client is not None:
                 self._client.close()
+
+    def metrics(self) -> str:
+        """Counters and times of the tiers in Prometheus' text format (`mimo_cache.tiers.metrics`). Any thread may call.
+
+        Raises `RequestError` without a host tier.
+        """
+        if self.tier is None:
+            raise RequestError("there is no host tier, allowed is metrics with host_memory")
+        return metrics(self.tier, self.remote)
 
     def generate(
         self,
@@ -256,7 +275,7 @@ class LLM:
             while not finish:
                 output = self._next(uid, [uid])
                 finish = output.finish
-                yield Piece(decoder.step(output.token), output.token, finish, output.report)
+                yield Piece(decoder.step(output.token), output.token, finish, output.report, output.sources)
         finally:
             self._end(uid)
 
@@ -309,7 +328,9 @@ class LLM:
         ids = [o.token for o in outputs]
         logits = torch.stack([o.logits for o in outputs]) if outputs[0].logits is not None else None
         finish = outputs[-1].finish or "length"
-        return Completion(self.tokenizer.decode(ids), ids, finish, outputs[0].at - begin, outputs[0].report, logits)
+        first, last = outputs[0], outputs[-1]
+        text, ttft = self.tokenizer.decode(ids), first.at - begin
+        return Completion(text, ids, finish, ttft, first.report, first.sources, last.wait, logits)
 
 
 def weights_version(path: Path, backend: str) -> bytes:

@@ -5,12 +5,14 @@ are retried (the same prompt again, with other draws), some have their question 
 has grown to its limit, it is compacted: system prompt and last answer stay. A few sessions work at a time, in shifts:
 a session that pauses is followed by one that comes back or by a new one. What the model answers is part of the next
 prompt, so prompts are made turn by turn.
+
+At some turns the sessions lose who served them, and ask their last question again before they go on.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -28,8 +30,8 @@ LEAST = 3000
 ROLES = "\nUser: ", "\nTool: ", "\nAssistant: "
 LIVE = 3
 """Sessions at work at the same time."""
-SHARES = (1.0, 0.4, 0.5, 0.3, 0.45)
-"""Lengths at which sessions are compacted, as shares of the longest, in turn."""
+SHARES = (0.6, 0.4, 0.5, 0.3, 0.45)
+"""Lengths at which sessions are compacted, as shares of the longest prompt, in turn: the last message comes on top."""
 FOLLOW_UPS = (
     "And where is that written?",
     "Say it in one sentence.",
@@ -82,7 +84,7 @@ class Session:
         self.parts = [encode(SYSTEM)]
         self.reading = self._pick()
         self.seen, self.last = "", ""
-        self.turns = self.compactions = 0
+        self.turns = self.compactions = self.used = 0
 
     def next(self) -> Turn:
         """The next turn, which `answer` must follow."""
@@ -102,6 +104,15 @@ class Session:
             self._message(self._question(FOLLOW_UPS))
         else:
             self._message(self._read() + self._question(QUESTIONS))
+        return self._turn(kind)
+
+    def again(self) -> Turn:
+        """The last turn once more, of a session that has an answer. `answer` must follow."""
+        self.turns += 1
+        self.parts.pop()
+        return self._turn("retry")
+
+    def _turn(self, kind: str) -> Turn:
         self.last = kind
         return Turn(self, kind, [token for part in self.parts for token in part], 1000 * self.number + self.turns)
 
@@ -144,15 +155,26 @@ class Scenario:
         self.shelf = shelf()
         self.sessions: list[Session] = []
 
-    def waves(self) -> Iterator[list[Turn]]:
-        """One wave after another; its turns must be answered before the next is asked for."""
+    def waves(self, stops: Sequence[int] = ()) -> Iterator[list[Turn]]:
+        """One wave after another; its turns must be answered before the next is asked for. stops: numbers of turns
+        after which sessions ask their last question again; no wave reaches over one of them."""
         live = [(self._new(), self._shift()) for _ in range(LIVE)]
         paused: deque[Session] = deque()
-        left = self.turns
-        while left > 0:
-            size = min(left, int(self.rng.choice([1, 2, 3], p=[0.8, 0.15, 0.05])))
+        ends = deque([*stops, self.turns])
+        done = 0
+        while done < self.turns:
+            if done == ends[0]:
+                ends.popleft()
+                for session in self._again(ends[0] - done):
+                    done += 1
+                    session.used = done
+                    yield [session.again()]
+                continue
+            size = min(ends[0] - done, int(self.rng.choice([1, 2, 3], p=[0.8, 0.15, 0.05])))
             picked = sorted(self.rng.choice(LIVE, size, replace=False).tolist())
-            left -= size
+            done += size
+            for i in picked:
+                live[i][0].used = done
             yield [live[i][0].next() for i in picked]
             for i in picked:
                 session, shift = live[i]
@@ -162,6 +184,11 @@ class Scenario:
                 paused.append(session)
                 back = len(paused) > 2 and self.rng.random() < 0.5
                 live[i] = paused.popleft() if back else self._new(), self._shift()
+
+    def _again(self, room: int) -> list[Session]:
+        """Who asks again: at most half of the next `room` turns, those used last, and the last one of all twice."""
+        some = sorted((s for s in self.sessions if s.used), key=lambda s: s.used)[-max(1, room // 2) :]
+        return some + some[-1:] if room > len(some) else some
 
     def _new(self) -> Session:
         limit = max(1000, int(self.longest * SHARES[len(self.sessions) % len(SHARES)]))
