@@ -1,0 +1,169 @@
+"""Part `planner` of `mimo-cache bench tiers`: what deciding costs, apart from the bytes.
+
+`planner_chunk`: the share that the engine spends in `HostTier` (asking, planning, telling, submitting) while it brings
+4,096 tokens of a prompt up and computes and writes down the next 4,096 in one chunk; waits for copies are not counted.
+`planner_page_N`: `TierPlanner.fetch` and `fetched`, per page that comes up, for a prefix of N tokens of MiMo-V2.5-Pro
+that the host tier has and the device lacks; no memory is behind the pages.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from mimo_cache import Geometry, PrefixCache
+from mimo_cache.bench.report import PLANNED
+from mimo_cache.bench.tiers import Options
+from mimo_cache.bench.tiers_ttft import one_thread
+from mimo_cache.bench.timing import Figure, figure
+from mimo_cache.runner import LLM, SamplingParams
+from mimo_cache.tiers import HostTier, TierPlanner
+
+CHUNK = 4096
+"""Tokens that come up, and tokens that are computed."""
+TIER_CALLS = ("awaits", "fetch", "finish", "save", "poll")
+"""Of `HostTier`, all that the engine calls."""
+PRO_PAGE = 64
+PAGES_MOVED = 20_000
+"""Of each run of `planner_page`, at least."""
+
+
+def planner(options: Options) -> list[Figure]:
+    """Both kinds of figures."""
+    figures = _chunk(options)
+    for tokens in PLANNED:
+        figures += _page(options, tokens)
+    return figures
+
+
+# --- share of a chunk -----------------------------------------------------------------------------------------------
+
+
+class Watched:
+    """A host tier whose calls are timed, without what they wait for copies."""
+
+    def __init__(self, tier: HostTier) -> None:
+        self.tier, self.seconds = tier, 0.0
+        for name in TIER_CALLS:
+            setattr(self, name, self._timed(getattr(tier, name)))
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.tier, name)
+
+    def _timed(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        def timed(*args: Any, **named: Any) -> Any:
+            begin = time.perf_counter()
+            try:
+                return call(*args, **named)
+            finally:
+                self.seconds += time.perf_counter() - begin
+
+        return timed
+
+
+def _chunk(options: Options) -> list[Figure]:
+    """Two prefixes by turns, on a device that holds one prompt: each pushes the other one out, and comes up again."""
+    page = 16
+    chunk = max(int(CHUNK * options.scale) // page, 4) * page
+    pages, scratch = chunk // page, chunk // page + 4
+    llm = LLM(
+        "tiny",
+        full_pages=2 * pages + 8,
+        swa_pages=scratch + 64,
+        scratch_pages=scratch,
+        page_size=page,
+        max_running=1,
+        max_step_tokens=chunk,
+        host_memory=(64 << 20) + 2 * (options.runs + 4) * pages * 8192,
+        host_write="through",
+    )
+    assert llm.tier is not None
+    rng = np.random.default_rng(3)
+    prefixes = [rng.integers(0, 256, chunk).tolist() for _ in range(2)]
+    one = SamplingParams(max_tokens=1, ignore_eos=True)
+    shares, spent, steps = [], [], []
+    with one_thread():
+        # The last prompt pushes the second prefix out.
+        for prompt in (*prefixes, prefixes[0] + rng.integers(0, 256, chunk).tolist()):
+            llm.generate([prompt], one)
+            llm.tier.drain()
+        watched = Watched(llm.tier)
+        llm.engine.tier = watched  # type: ignore[assignment]
+        for i in range(-1, options.runs):
+            tally = llm.engine.tally
+            before = (tally.fetched, tally.computed, tally.step_seconds, watched.seconds)
+            saved = llm.tier.stats().saved_full
+            llm.generate([prefixes[i % 2] + rng.integers(0, 256, chunk).tolist()], one)
+            fetched, computed = tally.fetched - before[0], tally.computed - before[1]
+            step, tier = tally.step_seconds - before[2], watched.seconds - before[3]
+            # The copies themselves end outside of what is measured; telling the planner of their end is part of it.
+            while llm.tier.saving:
+                if not any(not job.done() for job in llm.tier._saves.values()):
+                    begin = watched.seconds
+                    watched.poll()
+                    tier += watched.seconds - begin
+                time.sleep(0.001)
+            down = llm.tier.stats().saved_full - saved
+            if (fetched, computed) != (chunk, chunk) or down < pages:
+                raise RuntimeError(
+                    f"{fetched} tokens came up and {computed} were computed, not {chunk} each; {down} pages went down, "
+                    f"not {pages}"
+                )
+            if i >= 0:  # the first warms up
+                shares.append(tier / step)
+                spent.append(1e6 * tier)
+                steps.append(1e3 * step)
+    llm.tier.close()
+    return [
+        figure("planner_chunk_step", "ms", steps),
+        figure("planner_chunk_tier", "us", spent),
+        figure("planner_chunk", "1", shares),
+    ]
+
+
+# --- per page -------------------------------------------------------------------------------------------------------
+
+
+def _page(options: Options, tokens: int) -> list[Figure]:
+    """Prefixes that were never seen before, in pools that hold all of them: nothing is evicted."""
+    pages = max(int(tokens * options.scale) // PRO_PAGE, 8)
+    rounds = max(int(PAGES_MOVED * options.scale) // pages, 3)
+    room = (rounds + 1) * (pages + 1) * (options.runs + 1)
+    geometry = Geometry.preset("mimo-v2.5-pro", tp_size=8, page_size=PRO_PAGE)
+    runs = []
+    rng = np.random.default_rng(4)
+    swa = 64 + 8 * (rounds + 1) * (options.runs + 1)
+    cache = PrefixCache(geometry, full_pages=room, swa_pages=swa)
+    below = TierPlanner(cache, full_pages=room, swa_pages=swa)
+    for run in range(-1, options.runs):
+        spent = moved = 0
+        for _ in range(rounds):
+            prompt = rng.integers(0, 100_000, pages * PRO_PAGE + 1, dtype=np.uint32)
+            _arrive_below(below, prompt, pages * PRO_PAGE)
+            seq = cache.request(prompt).open()
+            begin = time.thread_time_ns()
+            plan = below.fetch(seq)
+            if plan is None:
+                raise RuntimeError("the planner of the bench fetches nothing")
+            count = len(plan.full) + len(plan.swa)
+            there = below.fetched(plan.id, True)
+            spent += time.thread_time_ns() - begin
+            if not there or plan.end != pages * PRO_PAGE or len(plan.full) != pages:
+                raise RuntimeError(f"a fetch of the bench ended at {plan.end} of {pages * PRO_PAGE} tokens")
+            moved += count
+            seq.abort()
+        if run >= 0:  # the first warms up
+            runs.append(spent / moved / 1e3)
+    return [figure(f"planner_page_{tokens}", "us", runs)]
+
+
+def _arrive_below(below: TierPlanner, prompt: Any, boundary: int) -> None:
+    """The host tier has a prefix, the device has nothing of it."""
+    plan = below.receive(prompt, boundary, below.names(prompt)[boundary // PRO_PAGE - 1])
+    if plan is None:
+        raise RuntimeError("the host tier of the bench has no room")
+    ends = [(page + 1) * PRO_PAGE for page, _ in plan.swa]
+    below.received(plan.id, [prompt[end : end + 3].tolist() for end in ends])
