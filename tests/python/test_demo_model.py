@@ -23,7 +23,7 @@ from mimo_cache.demo.model.compare import Rows, Verdict, same  # noqa: E402
 from mimo_cache.demo.model.run import Result, Settings, run  # noqa: E402
 from mimo_cache.demo.model.scenario import SYSTEM, Scenario, Session, Turn  # noqa: E402
 from mimo_cache.demo.report import CAUSES  # noqa: E402
-from mimo_cache.runner import Completion, RequestError  # noqa: E402
+from mimo_cache.runner import Completion, RequestError, Sources  # noqa: E402
 
 SMALL: dict[str, Any] = {"longest": 1000, "new_tokens": 6}
 
@@ -197,7 +197,7 @@ def test_what_kinds_of_turns_share_with_the_turn_before() -> None:
 def completion(tokens: list[int], logits: Any) -> Completion:
     """What a turn made."""
     report: Any = SimpleNamespace()
-    return Completion("", tokens, "length", 0.0, report, logits)
+    return Completion("", tokens, "length", 0.0, report, Sources(0, 0, 0, 0, 0, 0), 0.0, logits)
 
 
 def compared(exact: bool, change: Callable[[Any, list[Rows]], None], tokens: tuple[int, ...] = (1, 2)) -> Verdict:

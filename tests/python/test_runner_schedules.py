@@ -28,7 +28,7 @@ import torch
 from mimo_cache import OutOfPages, PrefixCache
 from mimo_cache.models.config import ModelConfig
 from mimo_cache.models.weights import ModelWeights
-from mimo_cache.runner import Engine, Pools, SamplingParams
+from mimo_cache.runner import Engine, Output, Pools, SamplingParams, Sources
 from mimo_cache.tiers import Fetch, HostTier
 from small_models import Sizes, config, parts, shape, weights
 from watched import Alone, Record, Told, Watched
@@ -154,6 +154,7 @@ class Schedule:
         self.engine.settle()
         self.stories: list[tuple[list[int], int]] = []
         self.records: dict[tuple[Any, ...], Record] = {}
+        self.sources: dict[int, Sources] = {}
         self.counts = dict.fromkeys(("finished", "aborted", "refused", "faults", "hits", "rebuilds", "waited"), 0)
 
     def draw(self, *choices: Any) -> Any:
@@ -183,6 +184,10 @@ class Schedule:
                 assert (pool.private, pool.quarantined, pool.leased) == (0, 0, 0)
             for name in ("fetched_tokens", "fetches_failed", "saves", "saves_failed", "saved_swa"):
                 self.counts[name] = getattr(moved, name)
+            self.counts["host"] = sum(sources.host for sources in self.sources.values())
+            assert self.counts["host"] <= moved.fetched_tokens == self.engine.tally.fetched
+        else:
+            assert not any(sources.host for sources in self.sources.values())
         self.counts["hits"] = stats.hit_tokens
         self.counts["rebuilds"] = self.engine.tally.rebuilds
 
@@ -239,10 +244,22 @@ class Schedule:
             self.counts["refused"] += 1
             self.engine.settle()
             return
+        for output in outputs:
+            self.source_of(output)
         self.counts["finished"] += sum(output.finish is not None for output in outputs)
         self.counts["waited"] += bool(self.engine.waiting) and len(self.engine.running) < self.plan.running
         ended = {output.uid for output in outputs if output.finish}
         assert not ended & {lane.uid for lane in self.engine.running}
+
+    def source_of(self, output: Output) -> None:
+        """Prompt tokens add up, whatever was fetched, lost or evicted, and stay what they were at the first token."""
+        sources, report = output.sources, output.report
+        assert sources.total == len(self.engine.told[output.uid].tokens) == report.prompt_tokens
+        assert (sources.gcache_memory, sources.gcache_disk, sources.gcache_remote) == (0, 0, 0)
+        assert min(sources.device, sources.host, sources.computed, output.wait) >= 0
+        assert (sources.device, sources.computed) == (report.usable, sum(report.misses.values()))
+        assert sources.device + sources.host == report.delivered
+        assert self.sources.setdefault(output.uid, sources) == sources
 
     def abort(self) -> None:
         if self.source.random() < 0.5:

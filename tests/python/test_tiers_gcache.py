@@ -6,6 +6,7 @@ backend tokens and bits of logits are those of the same prompt in an empty cache
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import struct
 import time
@@ -13,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -21,10 +23,11 @@ from gcache_proxy import Faults, proxy
 from key_vectors import chain, root_key
 from mimo_cache import GCacheClient, InvalidArgument, Key
 from mimo_cache.gcache import ObjectId, PutItem
-from mimo_cache.runner import LLM, Completion, RequestError, SamplingParams
+from mimo_cache.runner import LLM, Completion, RequestError, SamplingParams, Sources
 from mimo_cache.runner.memory import Pools
 from mimo_cache.tiers import GCacheTier, Prefetch, TierReceive, device_layout
 from mimo_cache.tiers.objects import FULL, SWA, pack_record, unpack_record
+from mimo_cache.tiers.prefetch import Source
 from mimo_cache.tiers.receiver import Receiver
 from small_models import checkpoint
 
@@ -146,7 +149,23 @@ def flush(llm: LLM) -> None:
     assert remote(llm).writer.flush(PATIENCE)
 
 
+def brought(made: Completion) -> int:
+    """Tokens that GCache brought for a request."""
+    sources = made.sources
+    return sources.gcache_memory + sources.gcache_disk + sources.gcache_remote
+
+
+def adds_up(made: Completion) -> None:
+    """Every prompt token came from one place."""
+    sources, report = made.sources, made.report
+    assert sources.total == report.prompt_tokens
+    assert min(dataclasses.astuple(sources)) >= 0
+    assert made.wait >= 0
+    assert (sources.device, sources.computed) == (report.usable, sum(report.misses.values()))
+
+
 def same(found: Completion, want: Completion) -> None:
+    adds_up(found)
     assert found.token_ids == want.token_ids
     assert torch.equal(found.logits, want.logits)
 
@@ -172,13 +191,19 @@ def test_what_another_process_computed_is_not_computed_again(site: Site, alone: 
     first = site.fill(LONG)
     assert remote(first).stats()["pages_out"] == len(objects(first, LONG, FULL)) + len(objects(first, LONG, SWA))
     llm = site.llm()
-    same(llm.generate(LONG, PARAMS)[0], alone[LONG])
+    made = llm.generate(LONG, PARAMS)[0]
+    same(made, alone[LONG])
     stats = remote(llm).stats()
     assert stats["tokens"] == llm.engine.tally.remote == llm.engine.tally.fetched == whole(llm, LONG)
+    assert stats["tokens_by_source"] == {"memory": whole(llm, LONG), "disk": 0, "remote": 0}
+    left = len(llm.tokenizer.encode(LONG)) - whole(llm, LONG)
+    assert made.sources == Sources(0, 0, whole(llm, LONG), 0, 0, left)
     assert stats["hits"] == 1
     assert not any(stats["misses"].values())
     # A second time it is here, and what is there is not written again.
-    same(llm.generate(LONG, PARAMS)[0], alone[LONG])
+    made = llm.generate(LONG, PARAMS)[0]
+    same(made, alone[LONG])
+    assert made.sources == Sources(whole(llm, LONG), 0, 0, 0, 0, left)
     flush(llm)
     assert remote(llm).stats()["tokens"] == stats["tokens"]
     assert remote(llm).stats()["pages_out"] == 0
@@ -221,7 +246,10 @@ def test_what_the_device_has_and_host_memory_lacks_comes_from_there(site: Site, 
     same(llm.generate(SHORT, PARAMS)[0], alone[SHORT])  # on the device alone
     llm.engine.remote = held
     remote(llm).patience = 5.0
-    same(llm.generate(LONG, PARAMS)[0], alone[LONG])
+    made = llm.generate(LONG, PARAMS)[0]
+    same(made, alone[LONG])
+    assert (made.sources.device, made.sources.host) == (whole(llm, SHORT), 0)
+    assert brought(made) == whole(llm, LONG) - whole(llm, SHORT)
     stats, page = llm.tier.stats(), llm.cache.page_size
     assert stats.received_full == whole(llm, LONG) // page - whole(llm, SHORT) // page
     assert llm.tier.planner.host_stats().full.cached == whole(llm, LONG) // page
@@ -231,8 +259,12 @@ def test_two_requests_for_one_prefix_are_one_fetch(site: Site, alone: dict[str, 
     site.fill(LONG)
     client = site.client()
     llm = site.llm(client=client, threads=4)
-    for made in llm.generate([LONG, LONG, LONG], PARAMS):
+    completions = llm.generate([LONG, LONG, LONG], PARAMS)
+    for made in completions:
         same(made, alone[LONG])
+    # The first brings it up, unless a later one has brought it by then; the others find it on the device.
+    assert [made.sources.device for made in completions] == [0, whole(llm, LONG), whole(llm, LONG)]
+    assert brought(completions[0]) + completions[0].sources.host == whole(llm, LONG)
     stats, page = remote(llm).stats(), llm.cache.page_size
     assert stats["tokens"] == whole(llm, LONG)
     assert client.metrics()["get_hits"] == stats["pages_in"] <= whole(llm, LONG) // page + 2
@@ -524,9 +556,11 @@ def test_sessions_that_fit_in_neither_device_nor_host_memory(site: Site, policy:
     )
     site.made.append(llm)
     together = 2 if policy == "wait" else 4
+    all_made: list[Completion] = []
     for _ in range(3):
         for some in range(0, len(texts), together):
             made = llm.generate(texts[some : some + together], PARAMS)
+            all_made += made
             for one, told in zip(made, want[some : some + together], strict=True):
                 same(one, told)
             if policy == "wait":
@@ -535,8 +569,37 @@ def test_sessions_that_fit_in_neither_device_nor_host_memory(site: Site, policy:
             llm.tier.check_integrity()  # type: ignore[union-attr]
         flush(llm)
     assert remote(llm).stats()["tokens"] > 0
+    # What came up is what the completions say.
+    assert sum(made.sources.host + brought(made) for made in all_made) == llm.engine.tally.fetched > 0
+    assert policy == "best_effort" or sum(map(brought, all_made)) > 0
     assert llm.tier is not None
     assert llm.tier.planner.host_stats().full.total < len(texts) * 10
+
+
+def test_pages_count_for_the_slowest_of_their_objects() -> None:
+    """The rule of `Sources`, on pages of 4 tokens and a window of two of them."""
+
+    def handle(start: int, came: dict[int, Source]) -> Prefetch:
+        made = Prefetch(np.zeros(64, np.uint32), None, None, 0, 0.0, 4, 2)
+        made.start = start
+        made.brought(came)
+        return made
+
+    assert handle(0, {}).split(0, 32) == {}
+    assert handle(0, {0: "memory", 1: "disk"}).split(0, 8) == {"memory": 4, "disk": 4}
+    # Pages 2 to 4 lay in host memory and were of no use without the window that came; 0 and 1 were.
+    assert handle(8, {5: "memory", 6: "disk"}).split(4, 28) == {"disk": 4 * 4, "memory": 4}
+    # The request was opened with less: the window there is not the one that came.
+    assert handle(8, {5: "memory", 6: "disk"}).split(4, 20) == {}
+    assert handle(8, {4: "remote"}).split(0, 20) == {"remote": 12}
+    # What another prefetch brought counts as far as the prompts are one.
+    first, second = handle(0, {0: "disk", 1: "disk", 2: "disk"}), handle(0, {})
+    first.names, second.names = [b"a", b"b", b"c"], [b"a", b"b", b"x", b"y"]
+    second.shares(first)
+    assert second.split(0, 16) == {"disk": 8}
+    second.brought({2: "memory"})
+    second.end = 12
+    assert second.sources == {"memory": 4, "disk": 8, "remote": 0}
 
 
 # --- values and arguments ---------------------------------------------------------------------------------------------

@@ -11,6 +11,7 @@ from .llm import LLM, Completion, Piece
 from .memory import Pools
 from .model import Model
 from .sampling import SamplingParams
+from .sources import Sources
 from .tokenizer import Tokenizer
 
 __all__ = [
@@ -23,6 +24,7 @@ __all__ = [
     "Pools",
     "RequestError",
     "SamplingParams",
+    "Sources",
     "Tally",
     "Tokenizer",
 ]

@@ -26,9 +26,10 @@ from mimo_cache.kernels.rows import MtpWork, Work
 from mimo_cache.tiers import Fetch, GCacheTier, HostTier
 
 from .errors import RequestError
-from .lane import Lane, Output, Tally
+from .lane import Lane, Output, Tally, checked
 from .model import Model
 from .sampling import Sampler, SamplingParams
+from .sources import Sources
 
 T = TypeVar("T")
 PAUSE = 0.005
@@ -78,32 +79,9 @@ class Engine:
 
         Raises `RequestError` for an empty prompt, ids outside the vocabulary, and more positions than the model has.
         """
-        if not isinstance(params, SamplingParams):
-            raise RequestError(f"params is of type {type(params).__name__}, allowed is SamplingParams")
-        if isinstance(tokens, str | bytes | bytearray | memoryview):
-            raise RequestError(f"a prompt is of type {type(tokens).__name__}, allowed is one axis of integers")
-        try:
-            ids = np.asarray(tokens)
-        except Exception as error:  # whatever an array of somebody's own raises
-            said = " ".join(str(error).split())[:100]
-            raise RequestError(
-                f"a prompt is no array of token ids, allowed is one axis of integers ({said})"
-            ) from error
-        if ids.size == 0:
-            raise RequestError("the prompt is empty, allowed is at least one token")
-        if ids.ndim != 1 or ids.dtype.kind not in "iu":
-            raise RequestError(f"a prompt has shape {ids.shape} and dtype {ids.dtype}, allowed is one axis of integers")
-        vocab, longest = self.model.config.vocab_size, self.model.config.max_positions
-        if int(ids.min()) < 0 or int(ids.max()) >= vocab:
-            bad = int(ids.min()) if int(ids.min()) < 0 else int(ids.max())
-            raise RequestError(f"a token id is {bad}, allowed is 0 to {vocab - 1}")
-        total = len(ids) + params.max_tokens
-        if total > longest:
-            raise RequestError(
-                f"prompt and max_tokens are {len(ids)} + {params.max_tokens} = {total} tokens, "
-                f"allowed are {longest}, the model's positions"
-            )
-        known = np.zeros(total, np.int64)
+        config = self.model.config
+        ids = checked(tokens, params, config.vocab_size, config.max_positions)
+        known = np.zeros(len(ids) + params.max_tokens, np.int64)
         known[: len(ids)] = ids
         request = self.core(self.cache.request, known[: len(ids)], key=key, store=store)
         self.next_uid += 1
@@ -213,11 +191,14 @@ class Engine:
                     return error
                 return None
             lane.known, lane.start, lane.report = lane.prompt, int(lane.seq.usable), lane.seq.report
-            if self.remote is not None and lane.prefetch is not None:
-                self.tally.remote += self.remote.leave(lane.prefetch)
-                lane.prefetch = None
+            lane.sources = Sources.split(lane.prompt, lane.start)
+            prefetch, lane.prefetch = lane.prefetch, None
+            if self.remote is not None and prefetch is not None:
+                self.tally.remote += self.remote.leave(prefetch)
             if self.tier is not None:
                 lane.fetch = self.core(self.tier.fetch, lane.seq)
+                if lane.fetch is not None and prefetch is not None:
+                    lane.brought = prefetch.split(lane.fetch.start, lane.fetch.end)
             self._stand(lane)
             # In this order an interrupt finds it among those that wait, opened, or among those in doubt.
             self.fresh[lane.seq.id] = lane
@@ -266,7 +247,7 @@ class Engine:
         loading = [lane for lane in self.running if lane.fetch is not None]
         if loading and not batch:
             for lane in loading:
-                self._arrive(lane)
+                self._arrive(lane, loading)
             self._batch(batch)
         elif self.running and not batch:
             raise RequestError("no running sequence can get a slot; the pools' scratch pages are too few for a chunk")
@@ -289,7 +270,7 @@ class Engine:
         """Trunk, sampling, MTP rows, commit; then ends what has ended."""
         with self.model.kernels.guard():
             fetches = [lane.fetch for lane in batch if lane.fetch is not None]
-            logits = self.model.forward(works, self._wait_for(fetches) if fetches else None)
+            logits = self.model.forward(works, self._wait_for(fetches, batch) if fetches else None)
             if fetches:
                 batch, works, logits = self._arrived(batch, works, logits)
             now = time.perf_counter()
@@ -369,38 +350,45 @@ class Engine:
         self._rebuild(plan.rebuilds, self.fresh)
         self.tally.copies += len(plan.copies)
 
-    def _wait_for(self, fetches: list[Fetch]) -> Callable[[int], None]:
+    def _wait_for(self, fetches: list[Fetch], batch: list[Lane]) -> Callable[[int], None]:
         """Waits for a layer of all of them. One that fails leaves garbage that only its own request reads."""
 
         def wait(layer: int) -> None:
             begin = time.perf_counter()
             for fetch in fetches:
                 fetch.wait_layer(layer)
-            self.tally.wait_seconds += time.perf_counter() - begin
+            self._waited(time.perf_counter() - begin, batch)
 
         return wait
+
+    def _waited(self, seconds: float, batch: list[Lane]) -> None:
+        """A step waited for pages, and so did all requests in it."""
+        self.tally.wait_seconds += seconds
+        for lane in batch:
+            lane.wait += seconds
 
     def _arrived(
         self, batch: list[Lane], works: list[Work], logits: list[Any]
     ) -> tuple[list[Lane], list[Work], list[Any]]:
         """Ends the fetches of a step; those whose pages did not come leave it, to compute them in the next ones."""
-        kept = [i for i, lane in enumerate(batch) if lane.fetch is None or self._arrive(lane)]
+        kept = [i for i, lane in enumerate(batch) if lane.fetch is None or self._arrive(lane, batch)]
         return [batch[i] for i in kept], [works[i] for i in kept], [logits[i] for i in kept]
 
-    def _arrive(self, lane: Lane) -> bool:
-        """Ends a lane's fetch. False: its pages did not come, and it stands where it stood before."""
+    def _arrive(self, lane: Lane, batch: list[Lane]) -> bool:
+        """Ends a lane's fetch, for which a batch waits. False: its pages did not come; it stands where it stood."""
         fetch, lane.fetch = lane.fetch, None
         assert self.tier is not None
         assert fetch is not None
         begin = time.perf_counter()
         there = fetch.wait()
-        self.tally.wait_seconds += time.perf_counter() - begin
+        self._waited(time.perf_counter() - begin, batch)
         if there:
             self._rebuild(fetch.rebuilds, {lane.seq.id: lane})
         arrived = self.core(self.tier.finish, fetch)
         if arrived:
             self.tally.fetched += fetch.end - fetch.start
             lane.report = lane.seq.report
+            lane.sources = Sources.split(lane.prompt, lane.start, fetch.end - fetch.start, lane.brought)
         else:
             self.tally.lost += fetch.end - fetch.start
             self._stand(lane)
@@ -427,7 +415,7 @@ class Engine:
         elif lane.known + 1 - lane.prompt >= params.max_tokens:
             finish = "length"
         kept = logits.clone() if params.keep_logits else None
-        return Output(lane.uid, token, kept, finish, lane.report, now)
+        return Output(lane.uid, token, kept, finish, lane.report, lane.sources, lane.wait, now)
 
     def _leave(self, lane: Lane, call: Callable[[], None]) -> None:
         # In this order an interrupt in between drops the last reference to the sequence, which aborts it.

@@ -26,6 +26,7 @@ from .lane import Output
 from .memory import Pools
 from .model import Model
 from .sampling import SamplingParams
+from .sources import Sources
 from .tokenizer import Tokenizer
 
 TINY = Path(__file__).parent.parent / "models" / "tiny"
@@ -40,13 +41,17 @@ Prompt: TypeAlias = str | Sequence[int]
 @dataclass(frozen=True, slots=True)
 class Completion:
     """What became of one prompt. finish: "stop" or "length". ttft: seconds from the call to the first token. report:
-    where the prompt's tokens came from. logits: fp32 [tokens, vocab], when the parameters asked for them."""
+    what lookups found of the prompt, and the causes of the rest. sources: where the prompt's tokens came from. wait:
+    seconds that layers waited for pages, in the steps that it took part in. logits: fp32 [tokens, vocab], when the
+    parameters asked for them."""
 
     text: str
     token_ids: list[int]
     finish: str
     ttft: float
     report: Report
+    sources: Sources
+    wait: float
     logits: Any = None
 
 
@@ -58,6 +63,7 @@ class Piece:
     token_id: int
     finish: str | None
     report: Report
+    sources: Sources
 
 
 class LLM:
@@ -256,7 +262,7 @@ class LLM:
             while not finish:
                 output = self._next(uid, [uid])
                 finish = output.finish
-                yield Piece(decoder.step(output.token), output.token, finish, output.report)
+                yield Piece(decoder.step(output.token), output.token, finish, output.report, output.sources)
         finally:
             self._end(uid)
 
@@ -309,7 +315,9 @@ class LLM:
         ids = [o.token for o in outputs]
         logits = torch.stack([o.logits for o in outputs]) if outputs[0].logits is not None else None
         finish = outputs[-1].finish or "length"
-        return Completion(self.tokenizer.decode(ids), ids, finish, outputs[0].at - begin, outputs[0].report, logits)
+        first, last = outputs[0], outputs[-1]
+        text, ttft = self.tokenizer.decode(ids), first.at - begin
+        return Completion(text, ids, finish, ttft, first.report, first.sources, last.wait, logits)
 
 
 def weights_version(path: Path, backend: str) -> bytes:

@@ -25,7 +25,7 @@ from mimo_cache._core import GCacheClient, InvalidArgument, Key
 from mimo_cache.gcache.errors import GCacheError
 from mimo_cache.tiers.host import HostTier, Tokens
 from mimo_cache.tiers.objects import Objects, whole_number
-from mimo_cache.tiers.prefetch import Prefetch, patience
+from mimo_cache.tiers.prefetch import SOURCES, Prefetch, patience
 from mimo_cache.tiers.receiver import Got, Receiver
 from mimo_cache.tiers.writer import Writer
 
@@ -41,6 +41,7 @@ class _Flight:
     """Pages that are being fetched, and who waits for them."""
 
     names: Sequence[bytes]
+    bringer: Prefetch
     waiting: list[Prefetch] = field(default_factory=list)
 
 
@@ -106,7 +107,8 @@ class GCacheTier:
         """Begins to bring what GCache has of a prompt into host memory, and returns at once. To be called when its
         request is queued. Pages that another prefetch brings are not asked for again."""
         copy = np.array(tokens, dtype=np.uint32)
-        handle = Prefetch(copy, key, spans, self.tenant, time.monotonic() + self.patience)
+        until, page = time.monotonic() + self.patience, self.host.cache.page_size
+        handle = Prefetch(copy, key, spans, self.tenant, until, page, self.need)
         with self._lock:
             self._counts["prefetches"] += 1
             if self._closed or len(self._queue) >= self.max_queue:
@@ -132,14 +134,15 @@ class GCacheTier:
             return begun or bool(self._coming)
 
     def stats(self) -> dict[str, Any]:
-        """Counters since the start, and what is on its way: `tokens` that came, `misses` by cause, pages and bytes of
-        both directions."""
+        """Counters since the start, and what is on its way: `tokens` that came, and by the tier of the nodes,
+        `misses` by cause, pages and bytes of both directions."""
         with self._lock:
             names = ("prefetches", "joined", "left", "hits", "shortened", "tokens", "pages_in", "bytes_in")
             counted = {name: self._counts[name] for name in names}
             now = {"queued": len(self._queue), "bytes_in_flight": self._in_flight}
             misses = {cause: self._misses[cause] for cause in MISSES}
-        return {**counted, **now, "misses": misses, **self.writer.stats()}
+            by_source = {source: self._counts[f"tokens_{source}"] for source in SOURCES}
+        return {**counted, **now, "tokens_by_source": by_source, "misses": misses, **self.writer.stats()}
 
     def close(self, timeout: float = 10.0) -> bool:
         """Ends all work; False where a thread did not end within `timeout` seconds. The host tier and the client stay
@@ -207,6 +210,7 @@ class GCacheTier:
             return False
         page = self.host.cache.page_size
         names = planner.names(tokens, key, spans)
+        handle.names = names
         have, last = planner.usable(tokens, key, spans), (len(tokens) - 1) // page
         if not handle.started:
             handle.started, handle.start, handle.end = 1, have, have
@@ -246,6 +250,7 @@ class GCacheTier:
             if came:
                 handle.end, handle.cause = at, None
                 self.count(hits=1, tokens=max(0, at - have), shortened=int(attempt > 0))
+                self.count(**{f"tokens_{source}": n for source, n in handle.split(have, at).items()})
                 break
         return False
 
@@ -266,7 +271,7 @@ class GCacheTier:
         with self._lock:
             if self._joined(handle, names):
                 return None
-            flight, self._begun = _Flight(names), True
+            flight, self._begun = _Flight(names, handle), True
             self._coming.update(dict.fromkeys(names, flight))
             return flight
 
@@ -274,6 +279,8 @@ class GCacheTier:
         with self._lock:
             for name in flight.names:
                 del self._coming[name]
+            for handle in flight.waiting:
+                handle.shares(flight.bringer)
             if self._closed:
                 for handle in flight.waiting:
                     handle._over.set()

@@ -4,13 +4,23 @@ from __future__ import annotations
 
 import threading
 import time
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, Literal, TypeAlias, get_args
 
 import numpy.typing as npt
 
 from mimo_cache._core import InvalidArgument, Key
 
-__all__ = ["Prefetch", "patience"]
+__all__ = ["SOURCES", "Prefetch", "Source", "patience", "slowest"]
+
+Source: TypeAlias = Literal["memory", "disk", "remote"]
+SOURCES: tuple[Source, ...] = get_args(Source)
+"""Tiers of a node, the fastest first."""
+
+
+def slowest(*sources: Source) -> Source:
+    """Of at least one."""
+    return max(sources, key=SOURCES.index)
 
 
 class Prefetch:
@@ -21,7 +31,14 @@ class Prefetch:
     """
 
     def __init__(
-        self, tokens: npt.NDArray[Any], key: Key | None, spans: Any, tenant: int, until: float, done: bool = False
+        self,
+        tokens: npt.NDArray[Any],
+        key: Key | None,
+        spans: Any,
+        tenant: int,
+        until: float,
+        page_size: int,
+        need: int,
     ) -> None:
         self.tokens, self.key, self.spans, self.tenant = tokens, key, spans, tenant
         self.until = until
@@ -29,9 +46,12 @@ class Prefetch:
         self.started = self.start = self.promised = self.end = 0
         self.cause: str | None = None
         self.cancelled = False
+        self.names: Sequence[bytes] = ()
+        """Of the whole pages of the prompt, when a thread has begun with it."""
+        self._came: Mapping[int, Source] = {}
+        self._page = page_size
+        self._need = need
         self._over = threading.Event()
-        if done:
-            self._over.set()
 
     def done(self) -> bool:
         """It is over, with or without pages."""
@@ -44,6 +64,37 @@ class Prefetch:
     def wait(self, timeout: float | None = None) -> bool:
         """Waits until it is over; False: not within `timeout` seconds."""
         return self._over.wait(timeout)
+
+    def brought(self, pages: Mapping[int, Source]) -> None:
+        """Pages come from GCache, by logical page: the slowest tier that an object of it came from. To be told before
+        they can be found. Only the thread that serves it, or holds it back, calls this."""
+        self._came = {**self._came, **pages}  # readers have the old or the new one
+
+    def shares(self, other: Prefetch) -> None:
+        """What another prefetch, which this one waited for, has brought of their common pages."""
+        both = min(len(self.names), len(other.names))
+        self.brought({i: s for i, s in other._came.items() if i < both and self.names[i] == other.names[i]})
+
+    def split(self, start: int, end: int) -> dict[str, int]:
+        """Of the tokens from one boundary to another that host memory had: those that GCache brought for this prompt,
+        by tier of the node. Pages of which nothing came, but which only a window that came makes usable, count for the
+        slowest page of that window."""
+        came, page = self._came, self._page
+        last = end // page
+        window = [came[i] for i in range(max(0, last - self._need), last) if i in came]
+        found: dict[str, int] = {}
+        for i in range(start // page, last):
+            source = came.get(i)
+            if source is None and window and i >= self.start // page:
+                source = slowest(*window)
+            if source is not None:
+                found[source] = found.get(source, 0) + page
+        return found
+
+    @property
+    def sources(self) -> dict[str, int]:
+        """Tokens of `start` to `end` by tier of the nodes."""
+        return {**dict.fromkeys(SOURCES, 0), **self.split(self.start, self.end)}
 
     def cancel(self) -> None:
         """Asks it to end; what has come is kept where it makes a boundary."""

@@ -16,7 +16,7 @@ from mimo_cache.gcache.errors import GCacheError
 from mimo_cache.gcache.types import GetResult, GetStatus
 from mimo_cache.tiers.errors import CopierClosed, CopyBusy, CopyCancelled, CopyFailed
 from mimo_cache.tiers.objects import FULL, RECORD_BYTES, SWA, unpack_record
-from mimo_cache.tiers.prefetch import Prefetch
+from mimo_cache.tiers.prefetch import Prefetch, Source, slowest
 
 if TYPE_CHECKING:
     from mimo_cache.tiers.gcache import GCacheTier
@@ -37,10 +37,21 @@ CAUSES = {
 
 @dataclass
 class Got:
-    """What has come of a receive: bytes by (page, part), and records of SWA pages."""
+    """What has come of a receive: bytes by (page, part) where they were set aside, records of SWA pages, and where each
+    (page, part) came from."""
 
     aside: dict[tuple[int, int], bytes] = field(default_factory=dict)
     records: dict[int, list[int]] = field(default_factory=dict)
+    sources: dict[tuple[int, int], Source] = field(default_factory=dict)
+
+    def pages(self, plan: TierReceive) -> dict[int, Source]:
+        """The slowest source of the objects of each page of a receive that is complete."""
+        found: dict[int, Source] = {}
+        wanted = [(page, FULL) for page, _ in plan.full] + [(page, SWA) for page, _ in plan.swa]
+        for page, part in wanted:
+            source = self.sources[page, part]
+            found[page] = slowest(source, found.get(page, source))
+        return found
 
 
 class Receiver:
@@ -89,6 +100,7 @@ class Receiver:
                 return None
             if not missing:
                 records = [got.records[logical] for logical, _ in plan.swa]
+                handle.brought(got.pages(plan))
                 return True
             for (logical, part), cause in missing.items():
                 self.tier.miss(handle, cause)
@@ -152,6 +164,7 @@ class Receiver:
             why = self._check(logical, part, into, result, got)
             if why is None:
                 came += 1
+                got.sources[logical, part] = "memory"
                 self.tier.count(bytes_in=result.length)
             else:
                 missing[logical, part] = why
