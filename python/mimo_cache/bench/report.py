@@ -101,9 +101,16 @@ FLOORS = (
         "disk_idle_io", "quiet", "quiet_device_bytes", _most(0.0), "an idle node with a disk reads and writes nothing"
     ),
     Floor("disk_idle_cpu", "quiet", "quiet_core", _most(0.1), "an idle node with a disk under 0.1 % of a core"),
-    Floor("load_4096", "tiers copy", "load_4096_vs_memcpy", _least(0.85), "L2 to L1, 4k tokens, at least 0.85 x memcpy"),
-    Floor("load_8192", "tiers copy", "load_8192_vs_memcpy", _least(0.85), "L2 to L1, 8k tokens, at least 0.85 x memcpy"),
-    Floor("load_16384", "tiers copy", "load_16384_vs_memcpy", _least(0.85), "L2 to L1, 16k tokens, at least 0.85 x memcpy"),
+    *(
+        Floor(
+            f"load_{tokens}",
+            "tiers copy",
+            f"load_{tokens}_vs_memcpy",
+            _least(0.85),
+            f"L2 to L1, {tokens // 1024}k tokens, at least 0.85 x memcpy",
+        )
+        for tokens in COPIED
+    ),
     Floor(
         "overlap",
         "tiers overlap",

@@ -72,9 +72,7 @@ class Site:
     def __init__(self, pages: int, stack: ExitStack) -> None:
         full, swa = device_arrays(*pro_layers(), pages, SWA_PAGES, hidden=True)
         layout = device_layout(full=full, swa=swa)
-        cache = PrefixCache.plain(
-            page_size=PAGE, window=WINDOW, n_mtp=MTP_HEADS, full_pages=pages, swa_pages=SWA_PAGES
-        )
+        cache = PrefixCache.plain(page_size=PAGE, window=WINDOW, n_mtp=MTP_HEADS, full_pages=pages, swa_pages=SWA_PAGES)
         self.pages = pages
         self.host = HostTier(cache, layout, full_pages=PLACES * pages, swa_pages=SWA_PAGES, write="through")
         stack.callback(self.host.close)
@@ -156,7 +154,10 @@ class Site:
         loan = self.host.planner.lend_down(self.tokens, self.pages * PAGE, self.key)
         if loan is None:
             raise RuntimeError("the host tier does not have what was prefetched")
-        groups: tuple[tuple[Group, int, list[tuple[int, int]]], ...] = (("full", FULL, loan.full), ("swa", SWA, loan.swa))
+        groups: tuple[tuple[Group, int, list[tuple[int, int]]], ...] = (
+            ("full", FULL, loan.full),
+            ("swa", SWA, loan.swa),
+        )
         for group, part, pages in groups:
             for i, (_, host_page) in enumerate(pages):
                 want = self.source.page(group, i + 1)

@@ -79,6 +79,7 @@ def _chunk(options: Options) -> list[Figure]:
         max_step_tokens=chunk,
         host_memory=(64 << 20) + 2 * (options.runs + 4) * pages * 8192,
         host_write="through",
+        retention="prompt_end+seq_end+branch",  # the prefixes' ends stay, however many prompts go on from them
     )
     assert llm.tier is not None
     rng = np.random.default_rng(3)
