@@ -1,7 +1,8 @@
 """Part `planner` of `mimo-cache bench tiers`: what deciding costs, apart from the bytes.
 
-`planner_chunk`: the share that the engine spends in `HostTier` (asking, planning, telling, submitting) while it brings
-4,096 tokens of a prompt up and computes and writes down the next 4,096 in one chunk; waits for copies are not counted.
+`planner_chunk`: what the engine spends in `HostTier` (asking, planning, telling, submitting) while it brings 4,096
+tokens of a prompt up and computes and writes down the next 4,096, as a share of the shortest chunk of 4,096 tokens: one
+with nothing before it, computed in turns. Waits for copies are not counted.
 `planner_page_N`: `TierPlanner.fetch` and `fetched`, per page that comes up, for a prefix of N tokens of MiMo-V2.5-Pro
 that the host tier has and the device lacks; no memory is behind the pages.
 """
@@ -26,6 +27,7 @@ CHUNK = 4096
 """Tokens that come up, and tokens that are computed."""
 TIER_CALLS = ("awaits", "fetch", "finish", "save", "poll")
 """Of `HostTier`, all that the engine calls."""
+ONE = SamplingParams(max_tokens=1, ignore_eos=True)
 PRO_PAGE = 64
 PAGES_MOVED = 20_000
 """Of each run of `planner_page`, at least."""
@@ -68,61 +70,64 @@ def _chunk(options: Options) -> list[Figure]:
     """Two prefixes by turns, on a device that holds one prompt: each pushes the other one out, and comes up again."""
     page = 16
     chunk = max(int(CHUNK * options.scale) // page, 4) * page
-    pages, scratch = chunk // page, chunk // page + 4
-    llm = LLM(
-        "tiny",
-        full_pages=2 * pages + 8,
-        swa_pages=scratch + 64,
-        scratch_pages=scratch,
-        page_size=page,
-        max_running=1,
-        max_step_tokens=chunk,
-        host_memory=(64 << 20) + 2 * (options.runs + 4) * pages * 8192,
-        host_write="through",
-        retention="prompt_end+seq_end+branch",  # the prefixes' ends stay, however many prompts go on from them
-    )
-    assert llm.tier is not None
+    samples: dict[str, list[float]] = {"step": [], "tier": [], "share": []}
     rng = np.random.default_rng(3)
-    prefixes = [rng.integers(0, 256, chunk).tolist() for _ in range(2)]
-    one = SamplingParams(max_tokens=1, ignore_eos=True)
-    shares, spent, steps = [], [], []
     with one_thread():
+        llm = _engine(chunk, page, options.runs)
+        assert llm.tier is not None
+        prefixes = [rng.integers(0, 256, chunk).tolist() for _ in range(2)]
         # The last prompt pushes the second prefix out.
         for prompt in (*prefixes, prefixes[0] + rng.integers(0, 256, chunk).tolist()):
-            llm.generate([prompt], one)
+            llm.generate([prompt], ONE)
             llm.tier.drain()
         watched = Watched(llm.tier)
         llm.engine.tier = watched  # type: ignore[assignment]
         for i in range(-1, options.runs):
-            tally = llm.engine.tally
-            before = (tally.fetched, tally.computed, tally.step_seconds, watched.seconds)
-            saved = llm.tier.stats().saved_full
-            llm.generate([prefixes[i % 2] + rng.integers(0, 256, chunk).tolist()], one)
-            fetched, computed = tally.fetched - before[0], tally.computed - before[1]
-            step, tier = tally.step_seconds - before[2], watched.seconds - before[3]
-            # The copies themselves end outside of what is measured; telling the planner of their end is part of it.
-            while llm.tier.saving:
-                if not any(not job.done() for job in llm.tier._saves.values()):
-                    begin = watched.seconds
-                    watched.poll()
-                    tier += watched.seconds - begin
-                time.sleep(0.001)
-            down = llm.tier.stats().saved_full - saved
-            if (fetched, computed) != (chunk, chunk) or down < pages:
-                raise RuntimeError(
-                    f"{fetched} tokens came up and {computed} were computed, not {chunk} each; {down} pages went down, "
-                    f"not {pages}"
-                )
+            tier = _tier_seconds(llm, watched, prefixes[i % 2], rng.integers(0, 256, chunk).tolist())
+            begin = llm.engine.tally.step_seconds
+            llm.generate([rng.integers(0, 256, chunk).tolist()], ONE, store=False)
+            step = llm.engine.tally.step_seconds - begin
             if i >= 0:  # the first warms up
-                shares.append(tier / step)
-                spent.append(1e6 * tier)
-                steps.append(1e3 * step)
-    llm.tier.close()
+                for name, value in (("step", 1e3 * step), ("tier", 1e6 * tier), ("share", tier / step)):
+                    samples[name].append(value)
+        llm.tier.close()
     return [
-        figure("planner_chunk_step", "ms", steps),
-        figure("planner_chunk_tier", "us", spent),
-        figure("planner_chunk", "1", shares),
+        figure("planner_chunk_step", "ms", samples["step"]),
+        figure("planner_chunk_tier", "us", samples["tier"]),
+        figure("planner_chunk", "1", samples["share"]),
     ]
+
+
+def _engine(chunk: int, page: int, runs: int) -> LLM:
+    """Device pools for one prompt of two chunks; host memory for all of the bench."""
+    pages = chunk // page
+    return LLM(
+        "tiny",
+        full_pages=2 * pages + 8,
+        swa_pages=pages + 68,
+        scratch_pages=pages + 4,
+        page_size=page,
+        max_running=1,
+        max_step_tokens=chunk,
+        host_memory=(64 << 20) + 2 * (runs + 4) * pages * 8192,
+        host_write="through",
+        retention="prompt_end+seq_end+branch",  # the prefixes' ends stay, however many prompts go on from them
+    )
+
+
+def _tier_seconds(llm: LLM, watched: Watched, prefix: list[int], new: list[int]) -> float:
+    """Seconds inside the host tier of one request whose prefix comes up, and whose new tokens go down."""
+    tier, tally = watched.tier, llm.engine.tally
+    fetched, computed, saved, begin = tally.fetched, tally.computed, tier.stats().saved_full, watched.seconds
+    llm.generate([prefix + new], ONE)
+    # Copies down end when they end; telling the planner of it is part of what is measured.
+    while tier.copier.in_flight()[0]:
+        time.sleep(0.001)
+    watched.poll()
+    up, there, down = tally.fetched - fetched, tally.computed - computed, tier.stats().saved_full - saved
+    if (up, there) != (len(prefix), len(new)) or down < len(new) // llm.cache.page_size:
+        raise RuntimeError(f"{up} of {len(prefix)} tokens came up, {there} were computed, {down} pages went down")
+    return watched.seconds - begin
 
 
 # --- per page -------------------------------------------------------------------------------------------------------
