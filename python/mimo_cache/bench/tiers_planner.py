@@ -2,7 +2,7 @@
 
 `planner_chunk`: what the engine spends in `HostTier` (asking, planning, telling, submitting) while it brings 4,096
 tokens of a prompt up and computes and writes down the next 4,096, as a share of the shortest chunk of 4,096 tokens: one
-with nothing before it, computed in turns. Waits for copies are not counted.
+with nothing before it, computed in turns. Both are CPU time of the engine's thread: waits for copies are not counted.
 `planner_page_N`: `TierPlanner.fetch` and `fetched`, per page that comes up, for a prefix of N tokens of MiMo-V2.5-Pro
 that the host tier has and the device lacks; no memory is behind the pages.
 """
@@ -45,7 +45,7 @@ def planner(options: Options) -> list[Figure]:
 
 
 class Watched:
-    """A host tier whose calls are timed, without what they wait for copies."""
+    """A host tier that counts the CPU time of its calls."""
 
     def __init__(self, tier: HostTier) -> None:
         self.tier, self.seconds = tier, 0.0
@@ -57,11 +57,11 @@ class Watched:
 
     def _timed(self, call: Callable[..., Any]) -> Callable[..., Any]:
         def timed(*args: Any, **named: Any) -> Any:
-            begin = time.perf_counter()
+            begin = time.thread_time()
             try:
                 return call(*args, **named)
             finally:
-                self.seconds += time.perf_counter() - begin
+                self.seconds += time.thread_time() - begin
 
         return timed
 
@@ -84,9 +84,10 @@ def _chunk(options: Options) -> list[Figure]:
         llm.engine.tier = watched  # type: ignore[assignment]
         for i in range(-1, options.runs):
             tier = _tier_seconds(llm, watched, prefixes[i % 2], rng.integers(0, 256, chunk).tolist())
-            begin = llm.engine.tally.step_seconds
-            llm.generate([rng.integers(0, 256, chunk).tolist()], ONE, store=False)
-            step = llm.engine.tally.step_seconds - begin
+            alone = rng.integers(0, 256, chunk).tolist()
+            begin = time.thread_time()
+            llm.generate([alone], ONE, store=False)
+            step = time.thread_time() - begin
             if i >= 0:  # the first warms up
                 for name, value in (("step", 1e3 * step), ("tier", 1e6 * tier), ("share", tier / step)):
                     samples[name].append(value)
@@ -103,7 +104,7 @@ def _engine(chunk: int, page: int, runs: int) -> LLM:
     pages = chunk // page
     return LLM(
         "tiny",
-        full_pages=2 * pages + 8,
+        full_pages=2 * pages + 2,
         swa_pages=pages + 68,
         scratch_pages=pages + 4,
         page_size=page,
