@@ -274,8 +274,10 @@ fn versions_meet_or_are_told_apart() {
         unary::hello(&world.state, &connection, &HelloRequest { min_version, max_version, ..HelloRequest::default() })
     };
     let reply = hello(0, 9).unwrap();
-    assert_eq!((reply.version, reply.node.as_str(), reply.machine.len()), (1, "a", 16));
-    assert_eq!(hello(2, 9).unwrap_err().code(), tonic::Code::FailedPrecondition);
+    assert_eq!((reply.version, reply.node.as_str(), reply.machine.len()), (2, "a", 16));
+    assert_eq!((reply.min_version, reply.max_version), (1, 2));
+    assert_eq!((hello(0, 1).unwrap().version, hello(2, 9).unwrap().version), (1, 2));
+    assert_eq!(hello(3, 9).unwrap_err().code(), tonic::Code::FailedPrecondition);
     assert_eq!(unary::check_version(0).unwrap_err().code(), tonic::Code::FailedPrecondition);
     let none = unary::objects(&[ObjectRun::default()]).unwrap_err();
     assert_eq!(none.code(), tonic::Code::InvalidArgument);

@@ -7,6 +7,7 @@ use mimo_cache::disk::memory::{Fault, Memory};
 use mimo_cache::disk::{Disk, DiskConfig, DiskError};
 use mimo_cache::node::state::Clock;
 use mimo_cache::node::tiers::{Demoter, Fetch, TierSettings, Tiers};
+use mimo_cache::rpc::v1::Source;
 use mimo_cache::shm::{Begin, ObjectId, PutMeta, Store, chunk_crcs};
 use shm::{BOOT, TempFile, id, key, mix, value};
 use std::collections::BTreeMap;
@@ -117,14 +118,20 @@ impl World {
     /// The bytes of an object, and whether they came from memory.
     fn get(&self, id: &ObjectId) -> Option<(Vec<u8>, bool)> {
         loop {
+            // Only a read brings it up.
+            let below = self.tiers.bytes_to_read(TENANT, id) > 0;
             match self.runtime.block_on(self.tiers.clone().fetch(TENANT, *id)) {
-                Fetch::InMemory => {
+                Fetch::InMemory(source) => {
+                    assert!(!below || source == Source::Disk, "{source:?}");
                     if let Some(pinned) = self.tiers.memory.get(TENANT, id) {
                         assert!(pinned.verify());
                         return Some((pinned.to_vec(), true));
                     }
                 }
-                Fetch::OnDisk(found) => return Some(((*found).as_ref().to_vec(), false)),
+                Fetch::OnDisk(found) => {
+                    assert_eq!(found.source, Source::Disk);
+                    return Some(((*found).as_ref().to_vec(), false));
+                }
                 Fetch::Absent | Fetch::Crowded => return None,
                 Fetch::Damaged => panic!("nothing was damaged"),
             }
@@ -352,7 +359,7 @@ fn a_value_comes_up_although_its_reader_does_not_look() {
         std::thread::sleep(Duration::from_millis(1));
     }
     assert_eq!(world.tiers.memory.stats().writers, 0);
-    assert!(matches!(world.runtime.block_on(read), Fetch::InMemory));
+    assert!(matches!(world.runtime.block_on(read), Fetch::InMemory(Source::Disk)));
 }
 
 #[test]

@@ -6,6 +6,7 @@
 use super::call::{CallError, code};
 use crate::rpc::check::{self, Checked};
 use crate::rpc::frame::put_message;
+use crate::rpc::limits::COMMON_VERSION;
 use crate::rpc::pieces::{PREFIX, message_length};
 use bytes::{Bytes, BytesMut};
 use h2::client::{ResponseFuture, SendRequest};
@@ -13,7 +14,7 @@ use h2::{RecvStream, SendStream};
 use http::{HeaderMap, HeaderValue, Method, Request, Response, StatusCode, Version};
 use std::future::{Future, poll_fn};
 use std::pin::Pin;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll, ready};
 use tokio::io::{AsyncRead, AsyncWrite};
@@ -41,6 +42,8 @@ pub struct Connection {
     send: SendRequest<Bytes>,
     authority: String,
     token: Option<HeaderValue>,
+    /// Of the protocol, that the node chose; before its answer the one that every node takes.
+    version: AtomicU32,
     /// Calls under way.
     calls: AtomicUsize,
     broken: Arc<AtomicBool>,
@@ -76,12 +79,30 @@ impl Connection {
             let _ = driver.await;
             flag.store(true, Ordering::Release);
         });
-        Ok(Connection { send, authority, token, calls: AtomicUsize::new(0), broken, driver: Mutex::new(Some(driver)) })
+        Ok(Connection {
+            send,
+            authority,
+            token,
+            version: AtomicU32::new(COMMON_VERSION),
+            calls: AtomicUsize::new(0),
+            broken,
+            driver: Mutex::new(Some(driver)),
+        })
     }
 
     /// Whether new calls can use it.
     pub fn is_open(&self) -> bool {
         !self.broken.load(Ordering::Acquire)
+    }
+
+    /// The version of the protocol to use on it.
+    pub fn version(&self) -> u32 {
+        self.version.load(Ordering::Relaxed)
+    }
+
+    /// The node has chosen a version.
+    pub fn agreed(&self, version: u32) {
+        self.version.store(version, Ordering::Relaxed);
     }
 
     /// Calls under way.

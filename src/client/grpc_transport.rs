@@ -12,7 +12,7 @@ use super::transport::{GetBatch, NodeInfo, Pending, PutBatch, Transport};
 use super::types::{Refusal, Stored};
 use crate::rpc::check::Checked;
 use crate::rpc::ids::pack;
-use crate::rpc::limits::VERSIONS;
+use crate::rpc::limits::COMMON_VERSION;
 use crate::rpc::pieces::PiecesReader;
 use crate::rpc::v1;
 use bytes::{BufMut, Bytes, BytesMut};
@@ -87,6 +87,7 @@ impl Grpc {
         deadline: Instant,
     ) -> bool {
         *tries -= 1;
+        Metrics::add(&self.metrics.breaches, u64::from(matches!(error, CallError::Breach(_))));
         if matches!(error, CallError::Broken(_) | CallError::NotTaken(_) | CallError::Breach(_)) {
             on.retire();
         }
@@ -115,7 +116,7 @@ impl Transport for Grpc {
 
     fn exists<'a>(&'a self, call: Call, lease_ms: u32, runs: Vec<v1::KeyRun>) -> Pending<'a, v1::ExistsReply> {
         let request =
-            v1::ExistsRequest { version: *VERSIONS.end(), tenant: call.tenant, lease_ms, runs, ..Default::default() };
+            v1::ExistsRequest { version: COMMON_VERSION, tenant: call.tenant, lease_ms, runs, ..Default::default() };
         Box::pin(self.unary("Exists", request, call.deadline, true))
     }
 
@@ -152,23 +153,23 @@ impl Transport for Grpc {
     }
 
     fn touch<'a>(&'a self, call: Call, runs: Vec<v1::ObjectRun>) -> Pending<'a, v1::TouchReply> {
-        let request = v1::TouchRequest { version: *VERSIONS.end(), tenant: call.tenant, runs, ..Default::default() };
+        let request = v1::TouchRequest { version: COMMON_VERSION, tenant: call.tenant, runs, ..Default::default() };
         Box::pin(self.unary("Touch", request, call.deadline, true))
     }
 
     fn delete<'a>(&'a self, call: Call, runs: Vec<v1::ObjectRun>) -> Pending<'a, v1::DeleteReply> {
-        let request = v1::DeleteRequest { version: *VERSIONS.end(), tenant: call.tenant, runs, ..Default::default() };
+        let request = v1::DeleteRequest { version: COMMON_VERSION, tenant: call.tenant, runs, ..Default::default() };
         // A second delete could hit what another client has stored since.
         Box::pin(self.unary("Delete", request, call.deadline, false))
     }
 
     fn verify<'a>(&'a self, call: Call, runs: Vec<v1::ObjectRun>) -> Pending<'a, v1::VerifyReply> {
-        let request = v1::VerifyRequest { version: *VERSIONS.end(), tenant: call.tenant, runs, ..Default::default() };
+        let request = v1::VerifyRequest { version: COMMON_VERSION, tenant: call.tenant, runs, ..Default::default() };
         Box::pin(self.unary("Verify", request, call.deadline, true))
     }
 
     fn stats(&self, call: Call) -> Pending<'_, v1::StatsReply> {
-        let request = v1::StatsRequest { version: *VERSIONS.end(), tenant: call.tenant, ..Default::default() };
+        let request = v1::StatsRequest { version: COMMON_VERSION, tenant: call.tenant, ..Default::default() };
         Box::pin(self.unary("Stats", request, call.deadline, true))
     }
 
@@ -185,9 +186,10 @@ async fn get_once(
     asked: Vec<usize>,
 ) -> Result<(), CallError> {
     let runs = object_runs(asked.iter().map(|&i| (batch.buckets[i], batch.items[i].id.key, batch.items[i].id.part)));
-    let request = v1::GetRequest { version: *VERSIONS.end(), tenant: call.tenant, runs, ..Default::default() };
+    let version = connection.version();
+    let request = v1::GetRequest { version, tenant: call.tenant, runs, ..Default::default() };
     let request = Sealed::new(request);
-    let mut receive = Receive::new(batch, asked);
+    let mut receive = Receive::new(batch, asked, version);
     let mut stream = connection.begin("Get", call.deadline).await?;
     stream.send_now(request.bytes, true);
     let mut reader = PiecesReader::of_answers(request.check);

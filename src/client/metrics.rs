@@ -87,6 +87,8 @@ counters! {
     calls,
     /// Calls made a second time on another connection.
     repeats,
+    /// Answers against the protocol.
+    breaches,
     /// Connections opened.
     connects,
     /// Connections that could not be opened.

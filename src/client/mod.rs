@@ -51,4 +51,4 @@ pub use node::Node;
 pub use ramp::{Ramp, RampConfig};
 pub use receive::Breach;
 pub use transport::{Bytes, GetBatch, NodeInfo, Outgoing, Pending, PutBatch, PutHead, Transport};
-pub use types::{Counted, Destination, GetItem, Got, KeyRun, Miss, ObjectId, Presence, PutItem, Refusal, Stored};
+pub use types::{Counted, Destination, GetItem, Got, KeyRun, Miss, ObjectId, Presence, PutItem, Refusal, Source, Stored};

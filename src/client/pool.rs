@@ -173,7 +173,9 @@ impl Pool {
             ..HelloRequest::default()
         };
         let reply: HelloReply = connection.unary("Hello", &Sealed::new(hello), deadline).await?;
+        let version = reply.version;
         let greeting = self.check(address, reply)?;
+        connection.agreed(version);
         Ok((connection, greeting))
     }
 

@@ -7,7 +7,7 @@ use super::transport::{self, PutBatch};
 use super::types::{NoMemory, Stored};
 use crate::rpc::frame::{Carrier, PieceHead, put_head};
 use crate::rpc::ids::pack;
-use crate::rpc::limits::VERSIONS;
+use crate::rpc::limits::COMMON_VERSION;
 use crate::rpc::v1::{self, PutOutcome};
 use bytes::{Bytes, BytesMut};
 use std::collections::VecDeque;
@@ -86,7 +86,7 @@ impl<'p, 'b, 'a> PutStream<'p, 'b, 'a> {
             }
         };
         let offers = self.offered.iter().map(offer).collect();
-        v1::PutRequest { version: *VERSIONS.end(), tenant, offers, ..Default::default() }
+        v1::PutRequest { version: COMMON_VERSION, tenant, offers, ..Default::default() }
     }
 
     async fn talk(&mut self, stream: &mut Stream) -> Result<(), CallError> {

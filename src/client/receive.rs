@@ -1,11 +1,11 @@
 //! Puts the pieces of one `Get` into the destinations of its objects, and checks what the protocol promises of them.
 
 use super::transport::GetBatch;
-use super::types::{Destination, Fill, GetItem, Got, Miss, NoMemory};
+use super::types::{Destination, Fill, GetItem, Got, Miss, NoMemory, Source};
 use crate::rpc::frame::PieceHead;
-use crate::rpc::limits::{CHUNK_BYTES, MAX_PIECE_BYTES, MAX_VALUE_BYTES};
+use crate::rpc::limits::{CHUNK_BYTES, MAX_PIECE_BYTES, MAX_VALUE_BYTES, SOURCE_VERSION};
 use crate::rpc::pieces::Pieces;
-use crate::rpc::v1::{GetReply, MissReason};
+use crate::rpc::v1::{self, GetReply, MissReason};
 
 /// What a node did that the protocol does not allow.
 pub type Breach = String;
@@ -17,6 +17,8 @@ pub struct Receive<'r, 'b, 'a> {
     damaged: &'r mut Vec<usize>,
     /// Positions in `items` of the objects that were asked for, in this order.
     asked: Vec<usize>,
+    /// The version of the protocol that was agreed upon.
+    version: u32,
     /// Index in `asked` of the object whose turn it is. Nothing else may come: its number is not under any CRC.
     next: usize,
     current: Option<Current>,
@@ -29,6 +31,7 @@ struct Current {
     position: usize,
     length: u64,
     layout: u32,
+    source: Option<Source>,
     fill: Fill,
     too_long: bool,
     damaged: bool,
@@ -37,10 +40,10 @@ struct Current {
 }
 
 impl<'r, 'b, 'a> Receive<'r, 'b, 'a> {
-    /// Nothing has come yet; the objects at `asked` were asked for, in this order.
-    pub fn new(batch: &'r mut GetBatch<'b, 'a>, asked: Vec<usize>) -> Self {
+    /// Nothing has come yet; the objects at `asked` were asked for, in this order, in a request of `version`.
+    pub fn new(batch: &'r mut GetBatch<'b, 'a>, asked: Vec<usize>, version: u32) -> Self {
         let GetBatch { items, got, damaged, .. } = batch;
-        Receive { items, got, damaged, asked, next: 0, current: None, piece: PieceHead::default() }
+        Receive { items, got, damaged, asked, version, next: 0, current: None, piece: PieceHead::default() }
     }
 
     /// Whether every object asked for has come or will not.
@@ -78,13 +81,24 @@ impl<'r, 'b, 'a> Receive<'r, 'b, 'a> {
         if !(1..=MAX_VALUE_BYTES).contains(&head.length) {
             return Err(format!("a value of {} bytes, allowed is 1 to {MAX_VALUE_BYTES}", head.length));
         }
+        let source = self.source(head.source)?;
         let into = &mut self.items[position].into;
         let too_long = into.room() < head.length;
         if let Destination::Grow(value) = into {
             value.clear();
         }
         let PieceHead { index, length, layout, .. } = *head;
-        Ok(Current { index, position, length, layout, fill: Fill::default(), too_long, damaged: false, short: false })
+        let fill = Fill::default();
+        Ok(Current { index, position, length, layout, source, fill, too_long, damaged: false, short: false })
+    }
+
+    /// Where the node says it had a value. One of version 1 says nothing.
+    fn source(&self, said: i32) -> Result<Option<Source>, Breach> {
+        match v1::Source::try_from(said) {
+            Ok(source) if self.version >= SOURCE_VERSION => Ok(Some(source.into())),
+            Ok(v1::Source::Memory) => Ok(None),
+            _ => Err(format!("a value from tier {said} in version {}, allowed is 0 to 2 from version 2 on", self.version)),
+        }
     }
 }
 
@@ -138,12 +152,12 @@ impl Pieces for Receive<'_, '_, '_> {
         if current.fill.at < current.length {
             return Ok(());
         }
-        let (position, length, layout) = (current.position, current.length, current.layout);
+        let &mut Current { position, length, layout, source, .. } = current;
         let got = match current {
             Current { too_long: true, .. } => Got::TooLong { length },
             Current { damaged: true, .. } => Got::Miss(Miss::Damaged),
             Current { short: true, .. } => Got::Miss(Miss::NoMemory),
-            _ => Got::Hit { length, layout },
+            _ => Got::Hit { length, layout, source },
         };
         self.settle(position, got);
         Ok(())

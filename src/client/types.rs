@@ -3,6 +3,7 @@
 use super::copy::append_crc;
 use crate::rpc::ids::ChainKey;
 use crate::rpc::limits::{CHUNK_BYTES, MAX_VALUE_BYTES, PARTS};
+use crate::rpc::v1;
 use crate::shm::copy_crc32c_append;
 use smallvec::SmallVec;
 use std::sync::Arc;
@@ -67,6 +68,38 @@ impl std::fmt::Display for Refusal {
     }
 }
 
+/// A storage tier of a node, the fastest first.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
+pub enum Source {
+    /// Its memory.
+    Memory,
+    /// Its disks.
+    Disk,
+    /// The object store below them.
+    Remote,
+}
+
+impl Source {
+    /// Its name in the contract's statistics.
+    pub fn name(self) -> &'static str {
+        match self {
+            Source::Memory => "memory",
+            Source::Disk => "disk",
+            Source::Remote => "remote",
+        }
+    }
+}
+
+impl From<v1::Source> for Source {
+    fn from(said: v1::Source) -> Source {
+        match said {
+            v1::Source::Memory => Source::Memory,
+            v1::Source::Disk => Source::Disk,
+            v1::Source::Remote => Source::Remote,
+        }
+    }
+}
+
 /// What became of one object of a get.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Got {
@@ -76,6 +109,8 @@ pub enum Got {
         length: u64,
         /// Layout number of the bytes.
         layout: u32,
+        /// Where the node had it; `None` from a node of version 1, which does not say.
+        source: Option<Source>,
     },
     /// No bytes. The destination holds anything.
     Miss(Miss),

@@ -12,8 +12,8 @@ use super::metrics::Metrics;
 use super::state::{Progress, State};
 use super::tiers::{Ahead, Fetch, Fetched};
 use crate::rpc::frame::{Carrier, PieceHead, put_head, put_sealed};
-use crate::rpc::limits::CHUNK_BYTES;
-use crate::rpc::v1::{GetReply, Miss, MissReason};
+use crate::rpc::limits::{CHUNK_BYTES, SOURCE_VERSION};
+use crate::rpc::v1::{GetReply, Miss, MissReason, Source};
 use crate::shm::{ObjectId, Pinned};
 use bytes::{Bytes, BytesMut};
 use http::{HeaderMap, HeaderValue};
@@ -44,6 +44,7 @@ struct Current {
     bytes: Bytes,
     crcs: Box<[u32]>,
     layout: u32,
+    source: Source,
     at: usize,
 }
 
@@ -53,6 +54,8 @@ pub struct Caller {
     pub progress: Arc<Progress>,
     /// Whose objects.
     pub tenant: u64,
+    /// Of the protocol, of the request.
+    pub version: u32,
     /// Check of the request, with which the checks of the answers begin.
     pub check: u32,
     /// When the stream ends, whatever is left.
@@ -117,24 +120,25 @@ impl GetBody {
         let (tenant, id) = (self.caller.tenant, self.ids[self.next]);
         if !self.state.tiers.has_disk() {
             match self.state.store.get(tenant, &id) {
-                Some(pinned) => self.pinned(pinned),
+                Some(pinned) => self.pinned(pinned, Source::Memory),
                 None => self.miss(MissReason::Absent),
             }
             return Poll::Ready(());
         }
         self.ahead.start(&self.state.tiers, tenant, &self.ids);
         match std::task::ready!(self.ahead.poll_next(cx)) {
-            Fetch::InMemory => match self.state.store.get(tenant, &id) {
+            Fetch::InMemory(source) => match self.state.store.get(tenant, &id) {
                 Some(pinned) => {
                     self.state.tiers.used(tenant, &id);
-                    self.pinned(pinned);
+                    self.pinned(pinned, source);
                 }
                 // It left in between.
                 None => self.ahead.again(&self.state.tiers, tenant, &id),
             },
             Fetch::OnDisk(value) => {
                 let (crcs, layout) = (value.crcs().into(), value.meta().layout);
-                self.begin(Bytes::from_owner(Fetched(value)), crcs, layout);
+                let source = value.source;
+                self.begin(Bytes::from_owner(Fetched(value)), crcs, layout, source);
             }
             Fetch::Crowded => self.ahead.again(&self.state.tiers, tenant, &id),
             Fetch::Absent => self.miss(MissReason::Absent),
@@ -143,15 +147,15 @@ impl GetBody {
         Poll::Ready(())
     }
 
-    fn pinned(&mut self, pinned: Pinned) {
+    fn pinned(&mut self, pinned: Pinned, source: Source) {
         let (crcs, layout) = (pinned.crcs().into(), pinned.meta().put.layout);
-        self.begin(Bytes::from_owner(Value(pinned)), crcs, layout);
+        self.begin(Bytes::from_owner(Value(pinned)), crcs, layout, source);
     }
 
-    fn begin(&mut self, bytes: Bytes, crcs: Box<[u32]>, layout: u32) {
+    fn begin(&mut self, bytes: Bytes, crcs: Box<[u32]>, layout: u32, source: Source) {
         self.next += 1;
         Metrics::add(&self.state.metrics.get_bytes, bytes.len() as u64);
-        self.current = Some(Current { bytes, crcs, layout, at: 0 });
+        self.current = Some(Current { bytes, crcs, layout, source, at: 0 });
     }
 
     fn miss(&mut self, reason: MissReason) {
@@ -173,6 +177,7 @@ impl GetBody {
             length: if start == 0 { current.bytes.len() as u64 } else { 0 },
             layout: if start == 0 { current.layout } else { 0 },
             offset: start as u64,
+            source: if start == 0 && self.caller.version >= SOURCE_VERSION { current.source as i32 } else { 0 },
             crc32c: ends_chunk.then(|| current.crcs.get(start / CHUNK_BYTES).copied().unwrap_or_default()),
         };
         put_head(&mut self.gathered, Carrier::GetReply, &head, data.len(), self.caller.check);

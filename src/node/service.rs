@@ -197,7 +197,8 @@ where
         }
     };
     let ids = unary::objects(&message.runs)?;
-    let caller = Caller { progress: state.watch(connection), tenant: message.tenant, check, deadline };
+    let GetRequest { tenant, version, .. } = message;
+    let caller = Caller { progress: state.watch(connection), tenant, version, check, deadline };
     Ok(GetBody::new(state.clone(), caller, ids, piece_bytes))
 }
 

@@ -123,7 +123,7 @@ pub async fn verify(state: Arc<State>, request: VerifyRequest) -> Result<VerifyR
         match (sound, dropped) {
             // Not in memory.
             (0, 0) => match state.tiers.clone().fetch(request.tenant, id).await {
-                Fetch::InMemory | Fetch::OnDisk(_) => reply.sound += 1,
+                Fetch::InMemory(_) | Fetch::OnDisk(_) => reply.sound += 1,
                 Fetch::Damaged => reply.dropped += 1,
                 Fetch::Absent | Fetch::Crowded => {}
             },

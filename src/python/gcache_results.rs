@@ -1,6 +1,6 @@
 //! What the GCache client returns: the classes of `mimo_cache.gcache.types`, which both clients share.
 
-use crate::client::{Counted, Got, Miss, Refusal, Stored};
+use crate::client::{Counted, Got, Miss, Refusal, Source, Stored};
 use crate::rpc::v1::{StatsReply, TierStats};
 use pyo3::exceptions::{PyBufferError, PyMemoryError};
 use pyo3::ffi;
@@ -75,9 +75,10 @@ pub(super) enum Where<'a, 'py> {
 pub(super) fn got<'py>(py: Python<'py>, got: &Got, bytes: Where<'_, 'py>) -> PyResult<Bound<'py, PyAny>> {
     let c = classes(py)?;
     let status = |name: &str| c.get_status.bind(py).getattr(name);
-    let make = |args: (Bound<'py, PyAny>, u64, Option<Bound<'py, PyAny>>, u32)| c.get_result.bind(py).call1(args);
+    type Fields<'py> = (Bound<'py, PyAny>, u64, Option<Bound<'py, PyAny>>, u32, Option<&'static str>);
+    let make = |fields: Fields<'py>| c.get_result.bind(py).call1(fields);
     match got {
-        Got::Hit { length, layout } => {
+        Got::Hit { length, layout, source } => {
             let whole = match bytes {
                 Where::There(buffer) => Some(PyMemoryView::from(buffer)?),
                 Where::Here(value) => Some(PyMemoryView::from(Bound::new(py, Value(value))?.as_any())?),
@@ -86,10 +87,10 @@ pub(super) fn got<'py>(py: Python<'py>, got: &Got, bytes: Where<'_, 'py>) -> PyR
             // Of element types that only numpy knows there is no view as bytes; the caller has the buffer.
             let flat = whole.and_then(|whole| whole.call_method1("cast", ("B",)).ok());
             let view = flat.map(|flat| flat.get_item(PySlice::new(py, 0, *length as isize, 1))).transpose()?;
-            make((status("HIT")?, *length, view, *layout))
+            make((status("HIT")?, *length, view, *layout, source.map(Source::name)))
         }
-        Got::TooLong { length } => make((status("TOO_LONG")?, *length, None, 0)),
-        Got::Failed(_) => make((status("REFUSED")?, 0, None, 0)),
+        Got::TooLong { length } => make((status("TOO_LONG")?, *length, None, 0, None)),
+        Got::Failed(_) => make((status("REFUSED")?, 0, None, 0, None)),
         Got::Miss(Miss::NoMemory) => Err(no_memory()),
         Got::Miss(miss) => {
             let name = match miss {
@@ -98,7 +99,7 @@ pub(super) fn got<'py>(py: Python<'py>, got: &Got, bytes: Where<'_, 'py>) -> PyR
                 Miss::Late => "LATE",
                 _ => "UNREACHABLE",
             };
-            make((status(name)?, 0, None, 0))
+            make((status(name)?, 0, None, 0, None))
         }
     }
 }

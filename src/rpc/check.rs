@@ -5,6 +5,7 @@
 //! - Every request and answer is [`Checked`]. [`seal`] sets the check, [`verify`] compares it.
 //! - The seed of a call's first request is 0; that of everything else in the call is the check of that request, in both
 //!   directions. So what belongs to another call does not fit.
+//! - A number that a later version has added counts only where it is not 0, so that all versions have one rule.
 //! - The bytes of a piece count with their length alone: they have a CRC of their own, which need not be computed twice.
 
 use super::frame::PieceHead;
@@ -55,6 +56,14 @@ impl Sum {
         self.raw(bytes);
     }
 
+    /// A number that version 1 did not have. It is sent where a later version was agreed upon, and counts where it is sent:
+    /// so the rule is one rule for all versions.
+    fn later(&mut self, value: u64) {
+        if value != 0 {
+            self.int(value);
+        }
+    }
+
     fn maybe(&mut self, value: Option<u32>) {
         self.int(u64::from(value.is_some()));
         value.into_iter().for_each(|value| self.int(value.into()));
@@ -76,6 +85,7 @@ impl Sum {
         self.int(head.layout.into());
         self.int(head.offset);
         self.maybe(head.crc32c);
+        self.later(head.source as u64);
         self.int(data_len as u64);
     }
 

@@ -39,13 +39,15 @@ pub struct PieceHead {
     pub offset: u64,
     /// As in the contract.
     pub crc32c: Option<u32>,
+    /// As in the contract: a number that may be no [`Source`](super::v1::Source).
+    pub source: i32,
 }
 
 impl PieceHead {
     /// That of a piece.
     pub fn of(piece: &Piece) -> PieceHead {
-        let Piece { index, length, layout, offset, crc32c, .. } = *piece;
-        PieceHead { index, length, layout, offset, crc32c }
+        let Piece { index, length, layout, offset, crc32c, source, .. } = *piece;
+        PieceHead { index, length, layout, offset, crc32c, source }
     }
 }
 
@@ -56,7 +58,7 @@ const CHECK_BYTES: usize = 5;
 /// Field number of `Piece.data`.
 const DATA_FIELD: u32 = 15;
 /// Most bytes of a head: gRPC's prefix, the check, two tags with lengths, and the fields.
-const MOST_HEAD_BYTES: usize = 64;
+const MOST_HEAD_BYTES: usize = 72;
 
 /// Appends everything of a length-prefixed gRPC message that comes before the piece's `data_len` bytes. `seed` is that of the
 /// message's check.
@@ -71,6 +73,7 @@ pub fn put_head(out: &mut BytesMut, carrier: Carrier, head: &PieceHead, data_len
         layout: head.layout,
         offset: head.offset,
         crc32c: head.crc32c,
+        source: head.source,
         data: Bytes::new(),
     };
     let data = key_len(DATA_FIELD) + encoded_len_varint(data_len as u64) + data_len;
@@ -113,15 +116,22 @@ mod tests {
     fn a_head_and_its_bytes_are_what_the_generated_code_makes() {
         let heads = [
             PieceHead::default(),
-            PieceHead { index: 3, length: 1 << 27, layout: 7, offset: 0, crc32c: None },
-            PieceHead { index: u32::MAX, length: u64::MAX, layout: u32::MAX, offset: u64::MAX, crc32c: Some(u32::MAX) },
-            PieceHead { index: 0, length: 0, layout: 0, offset: 1 << 20, crc32c: Some(0) },
+            PieceHead { index: 3, length: 1 << 27, layout: 7, offset: 0, crc32c: None, source: 2 },
+            PieceHead {
+                index: u32::MAX,
+                length: u64::MAX,
+                layout: u32::MAX,
+                offset: u64::MAX,
+                crc32c: Some(u32::MAX),
+                source: -1,
+            },
+            PieceHead { index: 0, length: 0, layout: 0, offset: 1 << 20, crc32c: Some(0), source: 1 },
         ];
         for head in heads {
             for len in [1, 127, 128, 16_384, 1 << 20] {
                 let data = Bytes::from(vec![0xa5; len]);
-                let PieceHead { index, length, layout, offset, crc32c } = head;
-                let piece = Piece { index, length, layout, offset, crc32c, data: data.clone() };
+                let PieceHead { index, length, layout, offset, crc32c, source } = head;
+                let piece = Piece { index, length, layout, offset, crc32c, source, data: data.clone() };
                 let mut reply = GetReply { piece: Some(piece.clone()), ..GetReply::default() };
                 let mut request = PutRequest { piece: Some(piece), ..PutRequest::default() };
                 check::seal(&mut reply, 7);

@@ -1,7 +1,11 @@
 //! Numbers of the contract that both sides must know. What a node may be configured to refuse is in its `Hello` answer.
 
 /// Versions of the protocol that this code speaks, both included.
-pub const VERSIONS: std::ops::RangeInclusive<u32> = 1..=1;
+pub const VERSIONS: std::ops::RangeInclusive<u32> = 1..=2;
+/// The version of all requests that mean the same in each of them: whoever speaks any of them takes it.
+pub const COMMON_VERSION: u32 = *VERSIONS.start();
+/// The first version whose answers to `Get` say where the node had a value.
+pub const SOURCE_VERSION: u32 = 2;
 /// Bytes of a chain key.
 pub const KEY_BYTES: usize = 32;
 /// Bytes of an object id: a chain key and a part.

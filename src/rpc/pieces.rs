@@ -86,8 +86,8 @@ impl From<Malformed> for String {
 
 /// Bytes of a message's frame in gRPC: a flag for compression and a length.
 pub const PREFIX: usize = 5;
-/// No head is longer: the check, five numbers of at most ten bytes, and their tags.
-const MOST_HEAD: usize = 64;
+/// No head of a valid piece is longer: the check, six numbers, a length, and their tags. A longer one is decoded as a whole.
+const MOST_HEAD: usize = 72;
 
 /// See the head of this file.
 #[derive(Debug)]
@@ -291,6 +291,7 @@ fn scan(bytes: &[u8], length: usize, piece_tag: u64) -> Scan {
             0x18 => head.layout = varint!() as u32,
             0x20 => head.offset = varint!(),
             0x2d => head.crc32c = fixed32!(),
+            0x30 => head.source = varint!() as i32,
             0x7a => {
                 let data = varint!();
                 if data == 0 || data != (length - at.min(length)) as u64 {

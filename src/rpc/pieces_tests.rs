@@ -52,8 +52,18 @@ impl Pieces for Listener {
 
 fn piece() -> impl Strategy<Value = Piece> {
     let data = prop_oneof![Just(0usize), 1usize..200, Just(5000)].prop_map(|n| Bytes::from(vec![0xa5; n]));
-    (any::<u32>(), any::<u64>(), any::<u32>(), any::<u64>(), any::<Option<u32>>(), data)
-        .prop_map(|(index, length, layout, offset, crc32c, data)| Piece { index, length, layout, offset, crc32c, data })
+    let source = prop_oneof![Just(0), 0..4, any::<i32>()];
+    (any::<u32>(), any::<u64>(), any::<u32>(), any::<u64>(), any::<Option<u32>>(), source, data).prop_map(
+        |(index, length, layout, offset, crc32c, source, data)| Piece {
+            index,
+            length,
+            layout,
+            offset,
+            crc32c,
+            source,
+            data,
+        },
+    )
 }
 
 fn reply() -> impl Strategy<Value = GetReply> {

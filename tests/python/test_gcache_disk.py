@@ -6,6 +6,7 @@ tiers, what was deleted never comes back, nothing leaks, and every call ends in 
 
 from __future__ import annotations
 
+import asyncio
 import os
 import random
 import shutil
@@ -37,7 +38,8 @@ from gcache_disk import (
 )
 from gcache_load import content, wrong
 from gcache_nodes import RunningNode, object_of
-from mimo_cache.gcache import Client, GetStatus, ObjectId, PutItem, PutStatus
+from mimo_cache import GCacheClient
+from mimo_cache.gcache import Client, GetResult, GetStatus, ObjectId, PutItem, PutStatus, connect_async, plan
 
 SEED = int(os.environ.get("MIMO_SEED", "5"))
 ROUNDS = int(os.environ.get("MIMO_FAULT_ROUNDS", "20"))
@@ -281,11 +283,59 @@ def test_a_batch_of_both_tiers_comes_in_its_order(folder: Path) -> None:
         assert client.verify([*there, *absent]).sound == 150
 
 
+def _got(node: RunningNode, way: str, ids: list[ObjectId]) -> list[GetResult]:
+    """One get by one of the clients."""
+    if way in ("rust", "same host"):
+        with GCacheClient([node.unix], deadline=20.0, fast_path=way == "same host") as made:
+            return made.get(ids)
+    if way == "asyncio":
+
+        async def get() -> list[GetResult]:
+            async with connect_async([node.unix], deadline=20.0) as client:
+                return await client.get(ids)
+
+        return asyncio.run(get())
+    with asker(node) as client:
+        return client.get(ids)
+
+
+@pytest.mark.parametrize("way", ["rust", "same host", "blocking", "asyncio"])
+def test_a_value_says_where_this_get_found_it(folder: Path, way: str) -> None:
+    with disk_node(folder, promote_after=3) as node, asker(node) as client:
+        ids = named(SEED, "source", way, count=150)
+        store(client, ids)
+        first = _got(node, way, [*ids, *named("absent", count=3)])
+        above, below = ([one for one, r in zip(ids, first, strict=False) if r.source == s] for s in ("memory", "disk"))
+        assert min(len(above), len(below)) > 5
+        assert [len(above) + len(below), *(r.source for r in first[150:])] == [150, None, None, None]
+        # What comes up with its third read was found on disk by that read, and by the next one in memory.
+        some = below[:2]
+        found = [[r.source for r in _got(node, way, some)] for _ in range(3)]
+        assert found == [["disk"] * 2, ["disk"] * 2, ["memory"] * 2]
+        assert tiers(client)[1].promoted == 2
+
+
+def test_a_client_of_version_1_is_served_as_before(folder: Path) -> None:
+    with disk_node(folder, promote_after=255) as node, asker(node) as client:
+        ids = named(SEED, "old", count=150)
+        store(client, ids)
+        peer = client._peers[0]
+        assert {r.source for r in client.get(ids)} == {"memory", "disk"}
+        assert peer.version == 2
+        peer.version = 1
+        got = client.get(ids)
+        assert not any(wrong(one, r) for one, r in zip(ids, got, strict=True))
+        assert [(r.hit, r.source) for r in got] == [(True, None)] * 150
+        (share,) = client.object_shares(ids)
+        for reply in peer.stub.Get(client.get_request(share, ids, 1), timeout=20):
+            assert reply.piece.source == 0
+
+
 def _order(client: Client, ids: list[ObjectId]) -> list[int]:
     """Positions in the order in which the node answers them, each once."""
     (share,) = client.object_shares(ids)
     told: list[int] = []
-    for reply in client._peers[0].stub.Get(client.get_request(share, ids), timeout=20):
+    for reply in client._peers[0].stub.Get(client.get_request(share, ids, plan.SOURCE_VERSION), timeout=20):
         indexes = [miss.index for miss in reply.misses]
         if reply.HasField("piece"):
             indexes.append(reply.piece.index)
@@ -310,7 +360,7 @@ def test_slow_readers_of_the_disk_hold_bounded_memory_and_nobody_up(folder: Path
             for one, share in zip(slow, shares, strict=False):
                 assert one.exists([ids[0].key]) == [1]
                 (whole,) = one.object_shares(share)
-                call = one._peers[0].stub.Get(one.get_request(whole, share), timeout=60)
+                call = one._peers[0].stub.Get(one.get_request(whole, share, plan.SOURCE_VERSION), timeout=60)
                 # The first answer, so that the node is at it.
                 next(iter(call))
                 calls.append(call)

@@ -104,10 +104,10 @@ def refused(call: Any, code: grpc.StatusCode, words: str) -> None:
 @pytest.mark.parametrize(
     ("call", "request_", "code", "words"),
     [
-        ("Hello", pb.HelloRequest(min_version=2, max_version=9), CODE.FAILED_PRECONDITION, "versions 2 to 9"),
+        ("Hello", pb.HelloRequest(min_version=3, max_version=9), CODE.FAILED_PRECONDITION, "versions 3 to 9"),
         ("Hello", pb.HelloRequest(min_version=1, max_version=0), CODE.FAILED_PRECONDITION, "1 to 0"),
         ("Hello", pb.HelloRequest(min_version=1, max_version=1, client="x" * 257), CODE.INVALID_ARGUMENT, "257 bytes"),
-        ("Exists", pb.ExistsRequest(version=2, runs=keys(KEY)), CODE.FAILED_PRECONDITION, "version is 2"),
+        ("Exists", pb.ExistsRequest(version=3, runs=keys(KEY)), CODE.FAILED_PRECONDITION, "version is 3"),
         ("Exists", pb.ExistsRequest(version=1), CODE.INVALID_ARGUMENT, "0 keys"),
         ("Exists", pb.ExistsRequest(version=1, runs=keys(KEY, b"x")), CODE.INVALID_ARGUMENT, "33 bytes of keys"),
         ("Exists", pb.ExistsRequest(version=1, runs=keys(KEY * 32_769)), CODE.INVALID_ARGUMENT, "32769 keys"),

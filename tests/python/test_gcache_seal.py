@@ -19,7 +19,7 @@ from google.protobuf.message import DecodeError
 
 from mimo_cache._core import crc32c
 from mimo_cache.gcache.errors import Broken
-from mimo_cache.gcache.seal import FIRST, check_of, opened, sealed
+from mimo_cache.gcache.seal import FIRST, LATER, check_of, opened, sealed
 from mimo_cache.gcache.v1 import gcache_pb2 as pb
 
 if TYPE_CHECKING:
@@ -88,6 +88,19 @@ def test_the_rule_by_hand() -> None:
     reply = pb.GetReply(piece=pb.Piece(index=2, length=9, layout=1, crc32c=4, data=b"123456789"))
     said = b"gcache.v1.GetReply" + (77).to_bytes(4, "little") + words(1, 2, 9, 1, 0, 1, 4, 9, 0)
     assert check_of(reply, 77) == crc32c(said)
+    # A number that version 2 has added counts where it is sent: the rest is what version 1 says.
+    reply.piece.source = pb.SOURCE_REMOTE
+    said = b"gcache.v1.GetReply" + (77).to_bytes(4, "little") + words(1, 2, 9, 1, 0, 1, 4, 2, 9, 0)
+    assert check_of(reply, 77) == crc32c(said)
+
+
+def test_numbers_that_came_later_are_known() -> None:
+    """A number or enumeration that is added must be sent from a version of its own on."""
+    for full in LATER:
+        message, name = full.removeprefix("gcache.v1.").split(".")
+        field = pb.DESCRIPTOR.message_types_by_name[message].fields_by_name[name]
+        assert field.type not in (FieldDescriptor.TYPE_MESSAGE, FieldDescriptor.TYPE_STRING, FieldDescriptor.TYPE_BYTES)
+        assert not field.has_presence
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -59,6 +59,23 @@ def test_hits_misses_and_what_never_came() -> None:
     assert bytes(results[2].data or b"") == b"small"
 
 
+def test_a_value_says_which_tier_it_comes_from() -> None:
+    def receive(version: int, source: int) -> GetResult:
+        request = sealed(pb.GetRequest(version=version))
+        receiver = GetReceiver(request, [None])
+        piece = pb.Piece(length=4, data=b"fine", crc32c=crc32c(b"fine"))
+        any_piece: Any = piece  # of any number
+        any_piece.source = source
+        receiver.feed(sealed(pb.GetReply(piece=piece), request.check))
+        return receiver.finish(GetStatus.LATE)[0]
+
+    assert [receive(2, source).source for source in range(3)] == ["memory", "disk", "remote"]
+    assert receive(1, 0).source is None
+    for version, source in ((2, 3), (2, -1), (2, -(1 << 31)), (1, 1)):
+        with pytest.raises(Broken, match=f"from tier {source} in version {version}, allowed is 0 to 2"):
+            receive(version, source)
+
+
 def test_a_bad_chunk_is_damaged_and_the_next_object_is_not() -> None:
     receiver = GetReceiver(REQUEST, [None, None, None])
     receiver.feed(reply(b"x" * CHUNK, length=CHUNK + 1, crc=1))

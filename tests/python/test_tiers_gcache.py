@@ -18,16 +18,17 @@ import numpy as np
 import pytest
 import torch
 
+from gcache_disk import asker, disk_node, named, store
 from gcache_nodes import RunningNode, nodes
 from gcache_proxy import Faults, proxy
 from key_vectors import chain, root_key
 from mimo_cache import GCacheClient, InvalidArgument, Key
 from mimo_cache.gcache import ObjectId, PutItem
+from mimo_cache.gcache.types import Source
 from mimo_cache.runner import LLM, Completion, RequestError, SamplingParams, Sources
 from mimo_cache.runner.memory import Pools
 from mimo_cache.tiers import GCacheTier, Prefetch, TierReceive, device_layout
 from mimo_cache.tiers.objects import FULL, SWA, pack_record, unpack_record
-from mimo_cache.tiers.prefetch import Source
 from mimo_cache.tiers.receiver import Receiver
 from small_models import checkpoint
 
@@ -207,6 +208,34 @@ def test_what_another_process_computed_is_not_computed_again(site: Site, alone: 
     flush(llm)
     assert remote(llm).stats()["tokens"] == stats["tokens"]
     assert remote(llm).stats()["pages_out"] == 0
+
+
+@pytest.mark.parametrize("policy", ["wait", "best_effort"])
+def test_what_comes_from_a_nodes_disk_says_so(
+    path: Path, alone: dict[str, Completion], tmp_path: Path, policy: str
+) -> None:
+    with disk_node(tmp_path / "disk", promote_after=255) as node:
+        site = Site(path, [node])
+        site.fill(LONG)
+        with asker(node) as client:  # other values push its pages out of memory
+            store(client, named("other", count=150))
+            pages = [*objects(site.made[0], LONG, FULL), *objects(site.made[0], LONG, SWA)]
+            assert [r.source for r in client.get(pages)] == ["disk"] * len(pages)
+        llm = site.llm(prefetch=policy)
+        if policy == "best_effort":  # it comes while the request is queued
+            handle = remote(llm).prefetch(llm.tokenizer.encode(LONG))
+            assert handle.wait(PATIENCE)
+            assert handle.sources == remote(llm).stats()["tokens_by_source"]
+        made = llm.generate(LONG, PARAMS)[0]
+        same(made, alone[LONG])
+        stats = remote(llm).stats()
+        assert sum(stats["tokens_by_source"].values()) == stats["tokens"] == whole(llm, LONG)
+        assert stats["tokens_by_source"]["disk"] == stats["tokens"]
+        if policy == "wait":
+            assert made.sources.gcache_disk == brought(made) == whole(llm, LONG)
+        else:  # another prefetch had brought it
+            assert (made.sources.host, brought(made)) == (whole(llm, LONG), 0)
+        site.close()
 
 
 @pytest.mark.parametrize("way", ["unix", "fast"])

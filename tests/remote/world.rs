@@ -6,6 +6,7 @@ use mimo_cache::disk::{Disk, DiskConfig};
 use mimo_cache::node::state::Clock;
 use mimo_cache::node::tiers::{Demoter, Fetch, TierSettings, Tiers};
 use mimo_cache::remote::{Bucket, Remote, RemoteConfig};
+use mimo_cache::rpc::v1::Source;
 use mimo_cache::shm::{Begin, ObjectId, PutMeta, Store, chunk_crcs};
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -131,16 +132,22 @@ impl World {
     /// Bytes of an object and where they were.
     pub fn get(&self, id: &ObjectId) -> Option<(Vec<u8>, Where)> {
         loop {
-            let on_disk = self.tiers.disk_bytes(TENANT, id) > 0;
+            // Only a read brings it up.
+            let below = self.tiers.bytes_to_read(TENANT, id) > 0;
             match self.runtime.block_on(self.tiers.clone().fetch(TENANT, *id)) {
-                Fetch::InMemory => {
+                Fetch::InMemory(source) => {
+                    assert!(!below || source != Source::Memory, "{source:?}");
                     if let Some(pinned) = self.tiers.memory.get(TENANT, id) {
                         assert!(pinned.verify());
                         return Some((pinned.to_vec(), Where::Memory));
                     }
                 }
                 Fetch::OnDisk(found) => {
-                    let place = if on_disk { Where::Disk } else { Where::Remote };
+                    let place = match found.source {
+                        Source::Memory => panic!("a value of memory in a buffer of its own"),
+                        Source::Disk => Where::Disk,
+                        Source::Remote => Where::Remote,
+                    };
                     return Some(((*found).as_ref().to_vec(), place));
                 }
                 Fetch::Absent | Fetch::Crowded => return None,

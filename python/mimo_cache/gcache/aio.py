@@ -97,7 +97,7 @@ class AsyncClient(ClientBase):
         results = [GetResult(GetStatus.UNREACHABLE)] * len(names)
 
         async def ask(peer: _Peer, share: plan.Share, until: float) -> None:
-            request = self.get_request(share, names)
+            request = self.get_request(share, names, peer.version)
             receiver = GetReceiver(request, [buffers[p] for p in share.positions])
             try:
                 async for reply in peer.stub.Get(request, timeout=self.left(until), metadata=peer.metadata):
@@ -206,7 +206,7 @@ class AsyncClient(ClientBase):
     async def _put(self, call: PutCall, sender: PutSender) -> None:
         """One stream. A task of its own sends, so that answers are read while pieces wait for the node."""
         wanted: asyncio.Queue[int | None] = asyncio.Queue()
-        offers = sender.offers(plan.VERSION, self.tenant)
+        offers = sender.offers(plan.COMMON_VERSION, self.tenant)
 
         async def send() -> None:
             await call.write(offers)
@@ -309,7 +309,7 @@ class AsyncClient(ClientBase):
             return None
         try:
             reply = await self._unary(peer, until, peer.stub.Hello, self.hello(), peer.hello_metadata)
-            self.greet(peer.node, reply)
+            self.greet(peer, reply)
         except Refused as refused:
             return refused
         except grpc.aio.AioRpcError as error:
@@ -317,7 +317,6 @@ class AsyncClient(ClientBase):
             if refusal is None:
                 raise
             return refusal
-        peer.greeted = True
         return None
 
     async def _asked(

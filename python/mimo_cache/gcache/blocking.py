@@ -102,7 +102,7 @@ class Client(ClientBase):
         results = [GetResult(GetStatus.UNREACHABLE)] * len(names)
 
         def ask(peer: _Peer, share: plan.Share, asked: Asked) -> None:
-            request = self.get_request(share, names)
+            request = self.get_request(share, names, peer.version)
             receiver = GetReceiver(request, [buffers[p] for p in share.positions])
             try:
                 call = peer.stub.Get(request, timeout=asked.left(), metadata=peer.metadata)
@@ -130,7 +130,7 @@ class Client(ClientBase):
         def ask(peer: _Peer, share: plan.Share, asked: Asked) -> None:
             sender = PutSender([given[p] for p in share.positions], [views[p] for p in share.positions], share.buckets)
             wanted: queue.SimpleQueue[int | None] = queue.SimpleQueue()
-            offers = sender.offers(plan.VERSION, self.tenant)
+            offers = sender.offers(plan.COMMON_VERSION, self.tenant)
             own: list[Exception] = []
 
             def requests() -> Iterator[pb.PutRequest]:
@@ -327,7 +327,7 @@ class Client(ClientBase):
             return None
         try:
             reply = self._unary(peer, asked, peer.stub.Hello, self.hello(), peer.hello_metadata)
-            self.greet(peer.node, reply)
+            self.greet(peer, reply)
         except Refused as refused:
             return refused
         except grpc.RpcError as error:
@@ -335,7 +335,6 @@ class Client(ClientBase):
             if refusal is None:
                 raise
             return refusal
-        peer.greeted = True
         return None
 
     def _asked(

@@ -108,16 +108,19 @@ class ClientBase:
         return self.ring.nodes[self.ring.owner(bucket)].name
 
     def hello(self) -> pb.HelloRequest:
-        return sealed(pb.HelloRequest(min_version=plan.VERSION, max_version=plan.VERSION, client=self.name))
+        return sealed(pb.HelloRequest(min_version=plan.VERSIONS[0], max_version=plan.VERSIONS[-1], client=self.name))
 
-    def greet(self, node: Node, reply: pb.HelloReply) -> None:
-        """Refuses a node that is another one, or speaks another version than was agreed."""
+    def greet(self, peer: Peer, reply: pb.HelloReply) -> None:
+        """Agrees with a node on a version. Refuses one that is another one, or chose a version that was not offered."""
+        node, spoken = peer.node, plan.VERSIONS
         refused = other_node(node, reply.node)
-        if refused is None and reply.version != plan.VERSION:
-            sentence = f"it answered with protocol version {reply.version}, this client speaks {plan.VERSION}"
+        if refused is None and reply.version not in spoken:
+            speaks = f"this client speaks {spoken[0]} to {spoken[-1]}"
+            sentence = f"it answered with protocol version {reply.version}, {speaks}"
             refused = Refused(node.name, "FAILED_PRECONDITION", sentence)
         if refused is not None:
             raise refused
+        peer.version, peer.greeted = reply.version, True
 
     @staticmethod
     def refusals_of(peers: Iterable[Peer]) -> dict[str, Refused]:
@@ -151,22 +154,29 @@ class ClientBase:
 
     def exists_request(self, share: plan.Share, keys: Sequence[bytes], lease_ms: int) -> pb.ExistsRequest:
         runs = plan.key_runs(share, keys)
-        return sealed(pb.ExistsRequest(version=plan.VERSION, tenant=self.tenant, lease_ms=lease_ms, runs=runs))
+        return sealed(pb.ExistsRequest(version=plan.COMMON_VERSION, tenant=self.tenant, lease_ms=lease_ms, runs=runs))
 
-    def get_request(self, share: plan.Share, ids: Sequence[ObjectId]) -> pb.GetRequest:
-        return sealed(pb.GetRequest(version=plan.VERSION, tenant=self.tenant, runs=plan.object_runs(share, ids)))
+    def get_request(self, share: plan.Share, ids: Sequence[ObjectId], version: int) -> pb.GetRequest:
+        """`version`: what was agreed with the node."""
+        return sealed(pb.GetRequest(version=version, tenant=self.tenant, runs=plan.object_runs(share, ids)))
 
     def touch_request(self, share: plan.Share, ids: Sequence[ObjectId]) -> pb.TouchRequest:
-        return sealed(pb.TouchRequest(version=plan.VERSION, tenant=self.tenant, runs=plan.object_runs(share, ids)))
+        return sealed(
+            pb.TouchRequest(version=plan.COMMON_VERSION, tenant=self.tenant, runs=plan.object_runs(share, ids))
+        )
 
     def delete_request(self, share: plan.Share, ids: Sequence[ObjectId]) -> pb.DeleteRequest:
-        return sealed(pb.DeleteRequest(version=plan.VERSION, tenant=self.tenant, runs=plan.object_runs(share, ids)))
+        return sealed(
+            pb.DeleteRequest(version=plan.COMMON_VERSION, tenant=self.tenant, runs=plan.object_runs(share, ids))
+        )
 
     def verify_request(self, share: plan.Share, ids: Sequence[ObjectId]) -> pb.VerifyRequest:
-        return sealed(pb.VerifyRequest(version=plan.VERSION, tenant=self.tenant, runs=plan.object_runs(share, ids)))
+        return sealed(
+            pb.VerifyRequest(version=plan.COMMON_VERSION, tenant=self.tenant, runs=plan.object_runs(share, ids))
+        )
 
     def stats_request(self) -> pb.StatsRequest:
-        return sealed(pb.StatsRequest(version=plan.VERSION, tenant=self.tenant))
+        return sealed(pb.StatsRequest(version=plan.COMMON_VERSION, tenant=self.tenant))
 
     @staticmethod
     def left(until: float) -> float:

@@ -12,7 +12,7 @@ import grpc
 
 from mimo_cache.gcache.checks import check_text, shown
 from mimo_cache.gcache.errors import InvalidArgument, Refused
-from mimo_cache.gcache.plan import MAX_MESSAGE_BYTES
+from mimo_cache.gcache.plan import COMMON_VERSION, MAX_MESSAGE_BYTES
 from mimo_cache.gcache.ring import Node
 
 Metadata: TypeAlias = tuple[tuple[str, str], ...]
@@ -103,6 +103,8 @@ class Peer:
         self.node = node
         self.breaker = Breaker()
         self.greeted = False
+        self.version = COMMON_VERSION
+        """Of the protocol, as the greeting agreed."""
         self.refused: Refused | None = None
         """What it refused last; None once it answered again."""
         self.hello_metadata = metadata

@@ -9,8 +9,12 @@ from mimo_cache.gcache.ring import Ring
 from mimo_cache.gcache.types import NodeStats, ObjectId, TierStats
 from mimo_cache.gcache.v1 import gcache_pb2 as pb
 
-VERSION = 1
-"""The version of the protocol that this client speaks."""
+VERSIONS = range(1, 3)
+"""Versions of the protocol that this client speaks."""
+COMMON_VERSION = VERSIONS[0]
+"""Of all requests that mean the same in each of them: whoever speaks any of them takes it."""
+SOURCE_VERSION = 2
+"""The first version whose answers to `Get` say where the node had a value."""
 MAX_KEYS = 32_768
 MAX_OBJECTS = 8_192
 MAX_MESSAGE_BYTES = 2 << 20

@@ -26,6 +26,9 @@ FIRST = 0
 _WORD = (1 << 64) - 1
 _TEXT = (FieldDescriptor.TYPE_BYTES, FieldDescriptor.TYPE_STRING)
 _PIECE_DATA = pb.Piece.DESCRIPTOR.fields_by_name["data"].full_name
+LATER = frozenset({"gcache.v1.Piece.source"})
+"""Numbers that version 1 did not have. They count only where they are not 0, so that one rule holds for all versions:
+they are sent where a version that has them was agreed upon."""
 
 
 _known: dict[str, tuple[tuple[str, str, bool, bool], ...]] = {}
@@ -43,7 +46,7 @@ def _fields(message: Message) -> tuple[tuple[str, str, bool, bool], ...]:
             continue
         kind = "message" if field.type == FieldDescriptor.TYPE_MESSAGE else "text" if field.type in _TEXT else "int"
         # The bytes of a piece have a CRC of their own; here their length counts.
-        kind = "length" if field.full_name == _PIECE_DATA else kind
+        kind = "length" if field.full_name == _PIECE_DATA else "later" if field.full_name in LATER else kind
         # Releases of protobuf differ in how a descriptor says it.
         repeats = hasattr(getattr(message, field.name), "extend")
         found.append((field.name, kind, repeats, field.has_presence))
@@ -54,9 +57,9 @@ def _fields(message: Message) -> tuple[tuple[str, str, bool, bool], ...]:
 def _one(out: bytearray, kind: str, value: Any) -> None:
     if kind == "message":
         _add(out, value)
-    elif kind == "int":
+    elif kind == "int" or (kind == "later" and value):
         out += struct.pack("<Q", int(value) & _WORD)
-    else:
+    elif kind != "later":
         text = value.encode() if isinstance(value, str) else value
         out += struct.pack("<Q", len(text))
         out += text if kind == "text" else b""

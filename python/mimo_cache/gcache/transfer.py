@@ -10,14 +10,20 @@ from collections.abc import Iterator, Sequence
 
 from mimo_cache._core import crc32c
 from mimo_cache.gcache.errors import Broken
+from mimo_cache.gcache.plan import SOURCE_VERSION
 from mimo_cache.gcache.seal import opened, sealed
-from mimo_cache.gcache.types import CHUNK_BYTES, MAX_VALUE_BYTES, GetResult, GetStatus, PutItem, PutStatus
+from mimo_cache.gcache.types import CHUNK_BYTES, MAX_VALUE_BYTES, GetResult, GetStatus, PutItem, PutStatus, Source
 from mimo_cache.gcache.v1 import gcache_pb2 as pb
 
 MISSES = {
     pb.MISS_REASON_UNSPECIFIED: GetStatus.ABSENT,
     pb.MISS_REASON_ABSENT: GetStatus.ABSENT,
     pb.MISS_REASON_DAMAGED: GetStatus.DAMAGED,
+}
+SOURCE_NAMES: dict[int, Source] = {
+    pb.SOURCE_MEMORY: "memory",
+    pb.SOURCE_DISK: "disk",
+    pb.SOURCE_REMOTE: "remote",
 }
 OUTCOMES = {
     pb.PUT_OUTCOME_STORED: PutStatus.STORED,
@@ -33,6 +39,7 @@ class GetReceiver:
 
     def __init__(self, request: pb.GetRequest, buffers: Sequence[memoryview | None]) -> None:
         self._request = request
+        self._source: Source | None = None
         self.results: list[GetResult | None] = [None] * len(buffers)
         self.damaged: list[int] = []
         """Values that did not match their CRC here: the node does not know yet."""
@@ -90,19 +97,28 @@ class GetReceiver:
         self._crc = 0
         if last:
             view = memoryview(self._target)[: self._length]
-            self.results[self._index] = GetResult(GetStatus.HIT, self._length, view, self._layout)
+            self.results[self._index] = GetResult(GetStatus.HIT, self._length, view, self._layout, self._source)
 
     def _start(self, piece: pb.Piece) -> None:
         if not self._index < piece.index < len(self.results) or not 1 <= piece.length <= MAX_VALUE_BYTES:
             raise Broken(f"object {piece.index} of {piece.length} bytes after object {self._index}")
         if self.results[piece.index] is not None:
             raise Broken(f"pieces of object {piece.index}, which was a miss")
+        self._source = self._source_of(piece)
         self._index, self._length, self._layout = piece.index, piece.length, piece.layout
         self._at = self._crc = 0
         buffer = self._buffers[piece.index]
         self._target = bytearray() if buffer is None else buffer
         if buffer is not None and len(buffer) < piece.length:
             self.results[piece.index] = GetResult(GetStatus.TOO_LONG, piece.length)
+
+    def _source_of(self, piece: pb.Piece) -> Source | None:
+        """Where the node says it had a value. One of version 1 says nothing."""
+        says = self._request.version >= SOURCE_VERSION
+        if piece.source not in SOURCE_NAMES or not (says or piece.source == pb.SOURCE_MEMORY):
+            allowed = f"allowed is 0 to 2 from version {SOURCE_VERSION} on"
+            raise Broken(f"a value from tier {piece.source} in version {self._request.version}, {allowed}")
+        return SOURCE_NAMES[piece.source] if says else None
 
 
 class PutSender:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple, TypeAlias, get_args
 
 if TYPE_CHECKING:
-    from typing import Any, TypeAlias
+    from typing import Any
 
     import numpy.typing as npt
     from typing_extensions import Buffer
@@ -15,6 +15,10 @@ if TYPE_CHECKING:
     Memory: TypeAlias = Buffer | npt.NDArray[Any]
     """Contiguous memory. numpy's arrays are buffers, but type checkers hear of that from Python 3.12 on only."""
 
+Source: TypeAlias = Literal["memory", "disk", "remote"]
+"""A storage tier of a node."""
+SOURCES: tuple[Source, ...] = get_args(Source)
+"""The fastest first."""
 KEY_BYTES = 32
 PARTS = 64
 CHUNK_BYTES = 1 << 20
@@ -93,6 +97,9 @@ class GetResult:
     data: memoryview | None = None
     """The value's bytes, in the caller's buffer where one was given; None without a hit."""
     layout: int = 0
+    source: Source | None = None
+    """The node's tier that had it, by where this get found it; None without a hit, and from a node of protocol version
+    1, which does not say."""
 
     @property
     def hit(self) -> bool:

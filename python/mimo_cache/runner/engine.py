@@ -198,7 +198,7 @@ class Engine:
             if self.tier is not None:
                 lane.fetch = self.core(self.tier.fetch, lane.seq)
                 if lane.fetch is not None and prefetch is not None:
-                    lane.brought = prefetch.split(lane.fetch.start, lane.fetch.end)
+                    lane.fetch.brought = prefetch.split(lane.fetch.start, lane.fetch.end)
             self._stand(lane)
             # In this order an interrupt finds it among those that wait, opened, or among those in doubt.
             self.fresh[lane.seq.id] = lane
@@ -388,7 +388,7 @@ class Engine:
         if arrived:
             self.tally.fetched += fetch.end - fetch.start
             lane.report = lane.seq.report
-            lane.sources = Sources.split(lane.prompt, lane.start, fetch.end - fetch.start, lane.brought)
+            lane.sources = Sources.split(lane.prompt, lane.start, fetch.end - fetch.start, fetch.brought)
         else:
             self.tally.lost += fetch.end - fetch.start
             self._stand(lane)

@@ -54,8 +54,8 @@ class Tally:
 @dataclass(slots=True, eq=False)
 class Lane:
     """A request in the engine. ids: int64 [prompt + max_tokens], the first `known` are known. start: tokens that the
-    cache had. report: of the sequence, with what came since. brought: tokens of its fetch by where GCache had them.
-    wait: seconds that its steps waited for pages. mtp_done: per MTP head, rows below it are final."""
+    cache had. report: of the sequence, with what came since. wait: seconds that its steps waited for pages. mtp_done:
+    per MTP head, rows below it are final."""
 
     uid: int
     ids: npt.NDArray[np.int64]
@@ -73,7 +73,6 @@ class Lane:
     store: bool = True
     fetch: Fetch | None = None
     prefetch: Prefetch | None = None
-    brought: dict[str, int] = field(default_factory=dict)
     sources: Any = None
     wait: float = 0.0
     mtp_done: list[int] = field(default_factory=list)

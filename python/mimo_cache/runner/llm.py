@@ -17,7 +17,7 @@ from mimo_cache.kernels import get
 from mimo_cache.kernels.contract import Shape
 from mimo_cache.models import ModelConfig, load
 from mimo_cache.models.errors import need
-from mimo_cache.tiers import GCacheTier, HostTier
+from mimo_cache.tiers import GCacheTier, HostTier, metrics
 
 from . import budget
 from .engine import Engine
@@ -81,6 +81,8 @@ class LLM:
     - `gcache`: nodes of a GCache cluster below the host tier, or a client of one, which stays the caller's;
       `gcache_options` are those of `GCacheTier`. `weights`: the version of the weights, part of the names of pages;
       with `gcache` by default a digest of the checkpoint's files and of the backend.
+    - `tracer`: gets spans of what moves between tiers (`mimo_cache.tiers.trace`): a tracer of OpenTelemetry, or True
+      for the one that is installed. `metrics` has times and counters.
     - `dtype`: of weights and KV, by default float32 on the CPU and the config's elsewhere.
 
     Raises what `mimo_cache.models.load` raises, `RequestError`, and `UnknownBackend`. Threads may share
@@ -106,6 +108,7 @@ class LLM:
         gcache: GCacheClient | Sequence[str] | None = None,
         gcache_options: Mapping[str, Any] | None = None,
         weights: str | bytes | None = None,
+        tracer: Any = None,
         mtp: bool = True,
         dtype: str | None = None,
         device: str = "cpu",
@@ -181,6 +184,7 @@ class LLM:
                 full_pages=below.full_pages,
                 swa_pages=below.swa_pages,
                 write=host_write,
+                tracer=tracer,
             )
         if gcache is not None and weights is None:
             weights = weights_version(self.path, backend)
@@ -212,6 +216,15 @@ class LLM:
                 self.remote.close()
             if self._client is not None:
                 self._client.close()
+
+    def metrics(self) -> str:
+        """Counters and times of the tiers in Prometheus' text format (`mimo_cache.tiers.metrics`). Any thread may call.
+
+        Raises `RequestError` without a host tier.
+        """
+        if self.tier is None:
+            raise RequestError("there is no host tier, allowed is metrics with host_memory")
+        return metrics(self.tier, self.remote)
 
     def generate(
         self,

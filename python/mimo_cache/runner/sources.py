@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from mimo_cache.gcache.types import SOURCES, Source
+
 __all__ = ["Sources"]
 
 
@@ -28,11 +30,11 @@ class Sources:
     computed: int
 
     @classmethod
-    def split(cls, prompt: int, device: int, fetched: int = 0, brought: Mapping[str, int] | None = None) -> Sources:
+    def split(cls, prompt: int, device: int, fetched: int = 0, brought: Mapping[Source, int] | None = None) -> Sources:
         """Of a prompt of so many tokens. fetched: tokens that came up from host memory; brought: how many of them were
         there by GCache, as `Prefetch.split` tells."""
         there = brought or {}
-        memory, disk, remote = (there.get(name, 0) for name in ("memory", "disk", "remote"))
+        memory, disk, remote = (there.get(name, 0) for name in SOURCES)
         host = fetched - memory - disk - remote
         return cls(device, host, memory, disk, remote, prompt - device - fetched)
 

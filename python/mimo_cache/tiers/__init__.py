@@ -29,6 +29,7 @@ from mimo_cache.tiers.gcache import GCacheTier
 from mimo_cache.tiers.host import Fetch, HostTier
 from mimo_cache.tiers.layout import device_layout
 from mimo_cache.tiers.prefetch import Prefetch
+from mimo_cache.tiers.prometheus import metrics
 
 __all__ = [
     "CopierClosed",
@@ -52,4 +53,5 @@ __all__ = [
     "TierSave",
     "TierStats",
     "device_layout",
+    "metrics",
 ]

@@ -23,9 +23,10 @@ import numpy as np
 
 from mimo_cache._core import GCacheClient, InvalidArgument, Key
 from mimo_cache.gcache.errors import GCacheError
+from mimo_cache.gcache.types import SOURCES
 from mimo_cache.tiers.host import HostTier, Tokens
 from mimo_cache.tiers.objects import Objects, whole_number
-from mimo_cache.tiers.prefetch import SOURCES, Prefetch, patience
+from mimo_cache.tiers.prefetch import Prefetch, patience
 from mimo_cache.tiers.receiver import Got, Receiver
 from mimo_cache.tiers.writer import Writer
 
@@ -109,12 +110,13 @@ class GCacheTier:
         copy = np.array(tokens, dtype=np.uint32)
         until, page = time.monotonic() + self.patience, self.host.cache.page_size
         handle = Prefetch(copy, key, spans, self.tenant, until, page, self.need)
+        handle.span = self.host.watch.span("prefetch", prompt_tokens=len(copy))
         with self._lock:
             self._counts["prefetches"] += 1
             if self._closed or len(self._queue) >= self.max_queue:
                 self._misses["busy"] += 1
                 handle.cause = "busy"
-                handle._over.set()
+                self._over(handle)
             else:
                 self._queue.append(handle)
                 self._lock.notify()
@@ -154,7 +156,7 @@ class GCacheTier:
             self._queue.clear()
             self._lock.notify_all()
         for handle in waiting:
-            handle._over.set()
+            self._over(handle)
         self.writer.close()
         for thread in (*self._threads, self.writer.thread):
             thread.join(max(0.0, until - time.monotonic()))
@@ -175,7 +177,17 @@ class GCacheTier:
                 self.miss(handle, "failed")
                 waits = False
             if not waits:
-                handle._over.set()
+                self._over(handle)
+
+    def _over(self, handle: Prefetch) -> None:
+        """A prefetch is over, whoever says so first."""
+        with self._lock:
+            if handle.done():
+                return
+            handle._over.set()
+        if handle.asked:
+            self.host.watch.prefetches.add(time.perf_counter() - handle.queued)
+        handle.span.end(tokens=handle.end - handle.start, bytes=handle.bytes, cause=handle.cause)
 
     def miss(self, handle: Prefetch | None, cause: str, count: int = 1) -> None:
         with self._lock:
@@ -222,6 +234,7 @@ class GCacheTier:
             return True
         until = time.monotonic() + self.timeout
         first = max(0, have // page - self.need)
+        handle.asked = True
         try:
             extents = self.objects.extents(names, first, last)
             masks = self.client.exists(
@@ -283,6 +296,6 @@ class GCacheTier:
                 handle.shares(flight.bringer)
             if self._closed:
                 for handle in flight.waiting:
-                    handle._over.set()
+                    self._over(handle)
             self._queue.extendleft(reversed(flight.waiting if not self._closed else []))
             self._lock.notify_all()

@@ -28,7 +28,10 @@ from mimo_cache._core import (
     TierPlanner,
     TierStats,
 )
+from mimo_cache.gcache.types import Source
 from mimo_cache.tiers.errors import CopierClosed, CopyBusy, CopyCancelled, CopyFailed
+from mimo_cache.tiers.trace import Span
+from mimo_cache.tiers.watch import Watch
 
 __all__ = ["Fetch", "HostTier"]
 
@@ -41,27 +44,51 @@ class Fetch:
     """Pages on their way up for one sequence, layer by layer.
 
     start, end: tokens the sequence had, and has with it. rebuilds: as `Plan.rebuilds`, to run when all layers are
-    there, before `HostTier.finish`.
+    there, before `HostTier.finish`. brought: how many of the tokens a tier below had brought into host memory for this
+    request (`Prefetch.split`), to be set by whoever knows.
     """
 
-    def __init__(self, planned: TierFetch, job: CopyJob) -> None:
+    def __init__(self, planned: TierFetch, job: CopyJob, watch: Watch) -> None:
         self.id, self.start, self.end = planned.id, planned.start, planned.end
         self.rebuilds = planned.rebuilds
         self.job = job
+        self.brought: dict[Source, int] = {}
+        self._watch, self._begun = watch, time.perf_counter()
+        self._span = watch.span("fetch", tokens=self.end - self.start, bytes=job.bytes)
 
     def wait_layer(self, layer: int) -> bool:
         """Waits until the pages of the layers up to `layer` are there. False: they will not come."""
+        begin = time.perf_counter()
         try:
             return self.job.wait_layer(layer)
         except (CopyCancelled, CopyFailed):
             return False
+        finally:
+            waited = time.perf_counter() - begin
+            self._watch.layers.add(waited)
+            self._watch.waited(waited)
 
     def wait(self) -> bool:
         """Waits until the job is over. False: its bytes did not come; nothing of it is written any more."""
+        begin = time.perf_counter()
         try:
             return self.job.wait()
         except (CopyCancelled, CopyFailed):
             return False
+        finally:
+            self._watch.waited(time.perf_counter() - begin)
+
+    def _over(self, arrived: bool) -> None:
+        """Counts it: the planner was told."""
+        times, seconds = self.job.times(), time.perf_counter() - self._begun
+        ready = [nanoseconds for _, _, nanoseconds, _ in times if nanoseconds is not None]
+        self._watch.moved("up", self.job.copied_bytes)
+        if arrived:
+            self._watch.fetched(self.end - self.start, self.brought, times)
+            seconds = max(ready, default=0) / 1e9 if len(ready) == len(times) else seconds
+        self._watch.fetches.add(seconds)
+        outcome = self.job.outcome
+        self._span.end(cause=None if arrived else "given up" if outcome == "done" else outcome)
 
     def cancel(self) -> None:
         """Asks it to end without its bytes."""
@@ -75,6 +102,7 @@ class HostTier:
     - `full_pages`, `swa_pages`: pages of host memory, by default four for each of the device's.
     - `write`: when a prefix goes down: "through", or "hit<n>", when it was matched n times.
     - `threads`: copy threads. `max_saving`: pages on their way down at once. `hugepages`: as for `HostRegion`.
+    - `tracer`: gets spans of what moves (`mimo_cache.tiers.trace`), by default nobody. `watch` has times and counters.
 
     Raises `InvalidArgument`, and `HostMemoryError` when the machine does not have the memory. Not thread-safe: calls
     come from the engine's thread.
@@ -91,7 +119,9 @@ class HostTier:
         threads: int = 1,
         max_saving: int = 4096,
         hugepages: Literal["auto", "off"] = "auto",
+        tracer: Any = None,
     ) -> None:
+        self.watch = Watch(tracer)
         full = MULTIPLE * cache.full_pages if full_pages is None else full_pages
         swa = MULTIPLE * cache.swa_pages if swa_pages is None else swa_pages
         self.cache, self.layout = cache, layout
@@ -107,6 +137,7 @@ class HostTier:
         self._fetches: dict[int, Fetch] = {}
         self._saves: dict[int, CopyJob] = {}
         self._saving: dict[int, tuple[Tokens, Key | None, Any, int]] = {}
+        self._begun: dict[int, tuple[float, Span]] = {}
 
     # --- up -------------------------------------------------------------------------------------------------------
 
@@ -122,6 +153,7 @@ class HostTier:
         and call `finish` before `commit`. `None`: there is nothing more, or no room for it.
         """
         planned = self.planner.fetch(seq)
+        self.watch.opened(int(seq.usable))
         if planned is None:
             return None
         try:
@@ -133,7 +165,7 @@ class HostTier:
             self._rest()  # an interrupt may come after the job was queued
             self.planner.fetched(planned.id, False)
             raise
-        fetch = self._fetches[planned.id] = Fetch(planned, job)
+        fetch = self._fetches[planned.id] = Fetch(planned, job, self.watch)
         return fetch
 
     def finish(self, fetch: Fetch, ok: bool = True) -> bool:
@@ -143,6 +175,7 @@ class HostTier:
             fetch.cancel()
         arrived = self.planner.fetched(fetch.id, fetch.wait() and ok)
         self._fetches.pop(fetch.id, None)
+        fetch._over(arrived)
         return arrived
 
     def cancel_fetches(self) -> None:
@@ -164,7 +197,9 @@ class HostTier:
         saves = self.planner.save(tokens, key, spans, tenant, start)
         for save in saves:
             try:
-                self._saves[save.id] = self.copier.save(save.full, save.swa)
+                begun = time.perf_counter()
+                job = self._saves[save.id] = self.copier.save(save.full, save.swa)
+                self._begun[save.id] = begun, self.watch.span("save", tokens=save.boundary, bytes=job.bytes)
                 self._saving[save.id] = (tokens, key, spans, save.boundary)
             except (CopyBusy, CopierClosed):
                 self.planner.saved(save.id, False)
@@ -205,6 +240,11 @@ class HostTier:
         with suppress(StepOrderError):  # it was told already, when an interrupt came
             self.planner.saved(number, ok)
         del self._saves[number]
+        begun = self._begun.pop(number, None)
+        if begun is not None:
+            self.watch.saves.add(time.perf_counter() - begun[0])
+            self.watch.moved("down", job.copied_bytes)
+            begun[1].end(cause=None if ok else job.outcome)
         saving = self._saving.pop(number, None)
         if ok and saving is not None:
             for saved in tuple(self.on_saved):

@@ -5,17 +5,15 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal, TypeAlias, get_args
+from typing import Any
 
 import numpy.typing as npt
 
 from mimo_cache._core import InvalidArgument, Key
+from mimo_cache.gcache.types import SOURCES, Source
+from mimo_cache.tiers.trace import Span
 
-__all__ = ["SOURCES", "Prefetch", "Source", "patience", "slowest"]
-
-Source: TypeAlias = Literal["memory", "disk", "remote"]
-SOURCES: tuple[Source, ...] = get_args(Source)
-"""Tiers of a node, the fastest first."""
+__all__ = ["Prefetch", "patience", "slowest"]
 
 
 def slowest(*sources: Source) -> Source:
@@ -51,6 +49,9 @@ class Prefetch:
         self._came: Mapping[int, Source] = {}
         self._page = page_size
         self._need = need
+        self.queued, self.bytes, self.asked = time.perf_counter(), 0, False
+        """When it was queued, bytes that came, and whether nodes were asked."""
+        self.span = Span()
         self._over = threading.Event()
 
     def done(self) -> bool:
@@ -75,14 +76,14 @@ class Prefetch:
         both = min(len(self.names), len(other.names))
         self.brought({i: s for i, s in other._came.items() if i < both and self.names[i] == other.names[i]})
 
-    def split(self, start: int, end: int) -> dict[str, int]:
+    def split(self, start: int, end: int) -> dict[Source, int]:
         """Of the tokens from one boundary to another that host memory had: those that GCache brought for this prompt,
         by tier of the node. Pages of which nothing came, but which only a window that came makes usable, count for the
         slowest page of that window."""
         came, page = self._came, self._page
         last = end // page
         window = [came[i] for i in range(max(0, last - self._need), last) if i in came]
-        found: dict[str, int] = {}
+        found: dict[Source, int] = {}
         for i in range(start // page, last):
             source = came.get(i)
             if source is None and window and i >= self.start // page:
@@ -92,7 +93,7 @@ class Prefetch:
         return found
 
     @property
-    def sources(self) -> dict[str, int]:
+    def sources(self) -> dict[Source, int]:
         """Tokens of `start` to `end` by tier of the nodes."""
         return {**dict.fromkeys(SOURCES, 0), **self.split(self.start, self.end)}
 

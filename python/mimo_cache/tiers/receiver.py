@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 from mimo_cache._core import CopyJob, TierReceive
 from mimo_cache.gcache.errors import GCacheError
-from mimo_cache.gcache.types import GetResult, GetStatus
+from mimo_cache.gcache.types import GetResult, GetStatus, Source
 from mimo_cache.tiers.errors import CopierClosed, CopyBusy, CopyCancelled, CopyFailed
 from mimo_cache.tiers.objects import FULL, RECORD_BYTES, SWA, unpack_record
-from mimo_cache.tiers.prefetch import Prefetch, Source, slowest
+from mimo_cache.tiers.prefetch import Prefetch, slowest
 
 if TYPE_CHECKING:
     from mimo_cache.tiers.gcache import GCacheTier
@@ -164,7 +164,9 @@ class Receiver:
             why = self._check(logical, part, into, result, got)
             if why is None:
                 came += 1
-                got.sources[logical, part] = "memory"
+                # A node of protocol version 1 does not say.
+                got.sources[logical, part] = result.source or "memory"
+                handle.bytes += result.length
                 self.tier.count(bytes_in=result.length)
             else:
                 missing[logical, part] = why

@@ -177,10 +177,13 @@ class Writer:
 
     def _write_one(self, job: Saved) -> None:
         planner = self.tier.host.planner
+        span, begin = self.tier.host.watch.span("write", tokens=job.at), time.perf_counter()
         loan = planner.lend_down(job.tokens, job.at, job.key, job.spans)
         if loan is None:
             self._count(writes_gone=1)
+            span.end(cause="gone")
             return
+        before, cause = (self._counts["bytes_out"], self._counts["pages_failed"]), "failed"
         try:
             objects, names = self.tier.objects, loan.names
             masks = self.tier.client.exists(names, objects.extents(names, 0, len(names)), want=objects.want)
@@ -190,8 +193,12 @@ class Writer:
             absent = [one for one in pages if not masks[one[0]] >> one[2] & 1]
             self._count(writes=1, pages_there=len(pages) - len(absent))
             self._put(names, absent)
+            cause = "failed" if self._counts["pages_failed"] > before[1] else ""
         finally:
             planner.returned(loan.id)
+            self.tier.host.watch.writes.add(time.perf_counter() - begin)
+            # Only this thread counts them.
+            span.end(bytes=self._counts["bytes_out"] - before[0], cause=cause or None)
 
     def _put(self, names: Sequence[bytes], pages: Sequence[tuple[int, int, int, bytes]]) -> None:
         objects, batch, size = self.tier.objects, [], 0

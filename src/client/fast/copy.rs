@@ -5,7 +5,7 @@
 
 use crate::client::call::CallError;
 use crate::client::transport::GetBatch;
-use crate::client::types::{Destination, Got, Miss, make_room};
+use crate::client::types::{Destination, Got, Miss, Source, make_room};
 use crate::rpc::fast::Found;
 use crate::shm::{ReadFault, Reader, SharedRef};
 use std::sync::Mutex;
@@ -98,5 +98,5 @@ fn copy(reader: &Reader, job: &Job<'_>, into: &mut Destination<'_>, deadline: In
             reader.copy(&at, job.crcs, &mut [value], proceed)
         }
     }?;
-    Ok(Got::Hit { length: len, layout })
+    Ok(Got::Hit { length: len, layout, source: Some(Source::Memory) })
 }

@@ -61,6 +61,34 @@ fn hits(got: &[Got]) -> usize {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_value_says_which_tier_it_comes_from() {
+    let breaches = |core: &Core| core.metrics().snapshot().iter().find(|c| c.0 == "breaches").unwrap().1;
+    let cases = [
+        (Fault::None, Ok(Some(Source::Memory))),
+        (Fault::Tier(1), Ok(Some(Source::Disk))),
+        (Fault::Tier(2), Ok(Some(Source::Remote))),
+        // A node of version 1 does not say.
+        (Fault::Old, Ok(None)),
+        // There are no others: the answer is against the protocol, which costs its objects and is counted.
+        (Fault::Tier(3), Err(Miss::Unreachable)),
+        (Fault::Tier(-1), Err(Miss::Unreachable)),
+        (Fault::Tier(i32::MIN), Err(Miss::Unreachable)),
+    ];
+    for (fault, wanted) in cases {
+        let (nodes, core, numbers) = cluster(5);
+        nodes.values().for_each(|node| *node.fault.lock().unwrap() = fault);
+        let got = get(&core, &numbers).await.0;
+        for got in &got {
+            match (&wanted, got) {
+                (Ok(source), Got::Hit { source: found, .. }) => assert_eq!(found, source, "{fault:?}"),
+                (wanted, got) => assert_eq!(wanted.err().map(Got::Miss).as_ref(), Some(got), "{fault:?}"),
+            }
+        }
+        assert_eq!(breaches(&core) > 0, wanted.is_err(), "{fault:?}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
 async fn values_come_whole_and_once() {
     let (nodes, core, mut numbers) = cluster(20);
     numbers.push(1 << 40);

@@ -71,7 +71,7 @@ async fn a_slow_node_is_as_a_hung_one() {
     assert_eq!(
         get(&cluster, &numbers, SECOND).await,
         (
-            vec![Got::Hit { length: 1000, layout: 0 }, Got::Hit { length: 1000, layout: 0 }, Got::Miss(Miss::Refused),],
+            vec![Got::Hit { length: 1000, layout: 0, source: Some(Source::Memory) }, Got::Hit { length: 1000, layout: 0, source: Some(Source::Memory) }, Got::Miss(Miss::Refused),],
             Duration::ZERO
         )
     );

@@ -54,6 +54,10 @@ pub enum Fault {
     Status(i32),
     /// Answers under another name.
     Impostor,
+    /// Speaks version 1 alone.
+    Old,
+    /// Says that values come from this tier.
+    Tier(i32),
 }
 
 /// A node, its values and its fault.
@@ -148,6 +152,10 @@ impl AsyncWrite for Faulty {
 }
 
 impl FakeNode {
+    fn version(&self) -> u32 {
+        if *self.fault.lock().unwrap() == Fault::Old { 1 } else { 2 }
+    }
+
     fn saw(&self, what: &str) {
         *self.seen.lock().unwrap().entry(what.to_string()).or_default() += 1;
     }
@@ -229,7 +237,7 @@ impl FakeNode {
                     if *self.fault.lock().unwrap() == Fault::Impostor { "else".into() } else { self.name.clone() };
                 let limits = v1::Limits { keys: 1000, objects: 100, value_bytes: 1 << 27, ..v1::Limits::default() };
                 let hello = v1::HelloReply {
-                    version: 1,
+                    version: self.version(),
                     node: name,
                     limits: Some(limits),
                     start_id: 1,
@@ -239,6 +247,7 @@ impl FakeNode {
             }
             "Get" => {
                 let request = v1::GetRequest::decode(message).expect("the client's message");
+                assert_eq!(request.version, self.version(), "what was agreed");
                 return self.get(objects(&request.runs, 100).expect("the client's ids"), check, out).await;
             }
             "Verify" => {
@@ -279,6 +288,10 @@ impl FakeNode {
                     length: if n == 0 { length } else { 0 },
                     layout: if n == 0 { 9 } else { 0 },
                     offset,
+                    source: match fault {
+                        Fault::Tier(source) if n == 0 => source,
+                        _ => 0,
+                    },
                     crc32c: ends.then(|| crcs[(end - 1) / CHUNK_BYTES]),
                 };
                 put_head(&mut reply, Carrier::GetReply, &head, data.len(), check);

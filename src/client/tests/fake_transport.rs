@@ -118,11 +118,11 @@ impl Transport for Fake {
                     (None, _) => Got::Miss(Miss::Absent),
                     (Some(value), Destination::Grow(into)) => {
                         into.clone_from(value);
-                        Got::Hit { length: value.len() as u64, layout: 0 }
+                        Got::Hit { length: value.len() as u64, layout: 0, source: Some(Source::Memory) }
                     }
                     (Some(value), Destination::Segments(segments)) => {
                         segments[0][..value.len()].copy_from_slice(value);
-                        Got::Hit { length: value.len() as u64, layout: 0 }
+                        Got::Hit { length: value.len() as u64, layout: 0, source: Some(Source::Memory) }
                     }
                 });
             }

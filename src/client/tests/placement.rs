@@ -73,7 +73,7 @@ async fn what_is_put_is_found_at_its_owner_and_only_there() {
     core.get(&mut gets, core.deadline(None)).await.unwrap();
     let got: Vec<Got> = gets.into_iter().map(|g| g.got).collect();
     for ((got, buffer), value) in got.iter().zip(&buffers).zip(&values) {
-        assert_eq!(*got, Got::Hit { length: value.len() as u64, layout: 0 });
+        assert_eq!(*got, Got::Hit { length: value.len() as u64, layout: 0, source: Some(Source::Memory) });
         assert!(buffer.starts_with(value));
     }
     let ids: Vec<ObjectId> = (0..310).rev().map(|n| id_in(n, n / 8)).collect();

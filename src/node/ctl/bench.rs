@@ -5,7 +5,7 @@ use crate::node::units::Size;
 use crate::ring::bucket_of;
 use crate::rpc::check;
 use crate::rpc::ids::pack;
-use crate::rpc::limits::{CHUNK_BYTES, MAX_OBJECTS, MAX_VALUE_BYTES, VERSIONS};
+use crate::rpc::limits::{CHUNK_BYTES, MAX_OBJECTS, MAX_VALUE_BYTES, COMMON_VERSION};
 use crate::rpc::v1::{DeleteRequest, GetRequest, ObjectRun, Offer, Piece, PutOutcome, PutRequest};
 use bytes::Bytes;
 use serde_json::json;
@@ -118,7 +118,7 @@ impl Bench<'_> {
             ..Offer::default()
         });
         let mut first = PutRequest {
-            version: *VERSIONS.end(),
+            version: COMMON_VERSION,
             tenant: self.cluster.tenant,
             offers: offers.collect(),
             ..Default::default()
@@ -166,7 +166,7 @@ impl Bench<'_> {
     /// How many were found, and how many of them were what had been put.
     async fn get(&self, node: usize, items: &[Item]) -> Result<(u64, u64), Status> {
         let request = GetRequest {
-            version: *VERSIONS.end(),
+            version: COMMON_VERSION,
             tenant: self.cluster.tenant,
             runs: runs(items),
             ..Default::default()
@@ -189,7 +189,7 @@ impl Bench<'_> {
 
     async fn delete(&self, node: usize, items: &[Item]) -> Result<(), Status> {
         let request = DeleteRequest {
-            version: *VERSIONS.end(),
+            version: COMMON_VERSION,
             tenant: self.cluster.tenant,
             runs: runs(items),
             ..Default::default()

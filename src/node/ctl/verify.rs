@@ -3,7 +3,7 @@
 use super::{Cluster, key, opened};
 use crate::ring::bucket_of;
 use crate::rpc::ids::pack;
-use crate::rpc::limits::{MAX_OBJECTS, PARTS, VERSIONS};
+use crate::rpc::limits::{MAX_OBJECTS, PARTS, COMMON_VERSION};
 use crate::rpc::v1::{ObjectRun, VerifyRequest};
 use serde_json::json;
 use std::collections::BTreeMap;
@@ -58,7 +58,7 @@ pub async fn verify(cluster: &Cluster, objects: &[String], json: bool) -> Result
         let peer = &cluster.peers[owner];
         for runs in runs.chunks(MAX_OBJECTS) {
             let request = VerifyRequest {
-                version: *VERSIONS.end(),
+                version: COMMON_VERSION,
                 tenant: cluster.tenant,
                 runs: runs.to_vec(),
                 ..Default::default()

@@ -6,6 +6,7 @@ use super::fetch::{Landing, OnDisk};
 use super::{Fetch, Tiers};
 use crate::disk::{Aligned, Crcs, Heir, Value};
 use crate::remote::{Lost, Name, Remote, RemoteStats};
+use crate::rpc::v1::Source;
 use crate::shm::{Begin, ObjectId, PutMeta};
 use std::sync::{Arc, Weak};
 use std::time::Duration;
@@ -137,11 +138,11 @@ impl Tiers {
         {
             writer.bytes().copy_from_slice(&found.value[..meta.len as usize]);
             return match self.bring_up(writer, &crcs, || !guard.is_gone()) {
-                true => Ok(Fetch::InMemory),
+                true => Ok(Fetch::InMemory(Source::Remote)),
                 false => Err(Lost::Absent),
             };
         }
         let value = Value { meta, crcs, buffer: Landing::Heap(found.value) };
-        Ok(Fetch::OnDisk(Arc::new(OnDisk::new(value, share))))
+        Ok(Fetch::OnDisk(Arc::new(OnDisk::new(Source::Remote, value, share))))
     }
 }

@@ -11,6 +11,7 @@
 
 use super::{TierCounts, Tiers};
 use crate::disk::{Aligned, Buffer, DiskError, Target, Value};
+use crate::rpc::v1::Source;
 use crate::shm::{Begin, ObjectId, PutMeta, Writer};
 use futures_util::FutureExt;
 use futures_util::future::{BoxFuture, Shared, WeakShared};
@@ -41,8 +42,8 @@ const FLIGHTS: usize = 256;
 /// Where a value is.
 #[derive(Debug, Clone)]
 pub enum Fetch {
-    /// In memory.
-    InMemory,
+    /// In memory, since this read where it was found in another tier.
+    InMemory(Source),
     /// Read from disk, or from the object store.
     OnDisk(Arc<OnDisk>),
     /// Nowhere.
@@ -56,13 +57,15 @@ pub enum Fetch {
 /// A value in a buffer of its own.
 #[derive(Debug)]
 pub struct OnDisk {
+    /// Where it was.
+    pub source: Source,
     value: Value<Landing>,
     _share: OwnedSemaphorePermit,
 }
 
 impl OnDisk {
-    pub(super) fn new(value: Value<Landing>, share: OwnedSemaphorePermit) -> OnDisk {
-        OnDisk { value, _share: share }
+    pub(super) fn new(source: Source, value: Value<Landing>, share: OwnedSemaphorePermit) -> OnDisk {
+        OnDisk { source, value, _share: share }
     }
 
     /// CRC32C of each chunk.
@@ -208,7 +211,7 @@ impl Tiers {
     /// Looks for a value, and reads it where it is on disk alone. That counts as a use of it. Within a tokio runtime.
     pub async fn fetch(self: Arc<Self>, tenant: u64, id: ObjectId) -> Fetch {
         if self.in_memory(tenant, &id) {
-            return Fetch::InMemory;
+            return Fetch::InMemory(Source::Memory);
         }
         if !self.may_be_below(tenant, &id) {
             TierCounts::add(&self.counts.misses, 1);
@@ -325,9 +328,11 @@ impl Tiers {
     fn landed(&self, tenant: u64, id: &ObjectId, value: Value<Landing>, share: OwnedSemaphorePermit) -> Fetch {
         let Value { meta, crcs, buffer } = value;
         match buffer {
-            Landing::Heap(_) => Fetch::OnDisk(Arc::new(OnDisk { value: Value { meta, crcs, buffer }, _share: share })),
+            Landing::Heap(_) => {
+                Fetch::OnDisk(Arc::new(OnDisk::new(Source::Disk, Value { meta, crcs, buffer }, share)))
+            }
             Landing::Slot(writer) => match self.bring_up(writer, &crcs, || self.disk_of(tenant, id).is_some()) {
-                true => Fetch::InMemory,
+                true => Fetch::InMemory(Source::Disk),
                 false => Fetch::Absent,
             },
         }

@@ -202,6 +202,9 @@ pub struct Piece {
     /// CRC32C of the whole chunk that `data` ends, absent where the chunk goes on in the next piece.
     #[prost(fixed32, optional, tag = "5")]
     pub crc32c: ::core::option::Option<u32>,
+    /// Where the node had the value; in the first piece of a Get of version 2 or later, else 0.
+    #[prost(enumeration = "Source", tag = "6")]
+    pub source: i32,
     /// 1 byte to 1 MiB.
     #[prost(bytes = "bytes", tag = "15")]
     pub data: ::prost::bytes::Bytes,
@@ -389,6 +392,37 @@ pub struct TierStats {
     /// What the tier cannot do and why; empty when nothing is wrong.
     #[prost(string, tag = "26")]
     pub trouble: ::prost::alloc::string::String,
+}
+/// A storage tier of the node, the fastest first. A value that a Get brings back into memory counts by where that Get found
+/// it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
+#[repr(i32)]
+pub enum Source {
+    Memory = 0,
+    Disk = 1,
+    Remote = 2,
+}
+impl Source {
+    /// String value of the enum field names used in the ProtoBuf definition.
+    ///
+    /// The values are not transformed in any way and thus are considered stable
+    /// (if the ProtoBuf definition does not change) and safe for programmatic use.
+    pub fn as_str_name(&self) -> &'static str {
+        match self {
+            Self::Memory => "SOURCE_MEMORY",
+            Self::Disk => "SOURCE_DISK",
+            Self::Remote => "SOURCE_REMOTE",
+        }
+    }
+    /// Creates an enum from field names used in the ProtoBuf definition.
+    pub fn from_str_name(value: &str) -> ::core::option::Option<Self> {
+        match value {
+            "SOURCE_MEMORY" => Some(Self::Memory),
+            "SOURCE_DISK" => Some(Self::Disk),
+            "SOURCE_REMOTE" => Some(Self::Remote),
+            _ => None,
+        }
+    }
 }
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, ::prost::Enumeration)]
 #[repr(i32)]

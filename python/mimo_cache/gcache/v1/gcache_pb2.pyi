@@ -29,6 +29,26 @@ else:
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class _Source:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _SourceEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_Source.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    SOURCE_MEMORY: _Source.ValueType  # 0
+    SOURCE_DISK: _Source.ValueType  # 1
+    SOURCE_REMOTE: _Source.ValueType  # 2
+
+class Source(_Source, metaclass=_SourceEnumTypeWrapper):
+    """A storage tier of the node, the fastest first. A value that a Get brings back into memory counts by where that Get found
+    it.
+    """
+
+SOURCE_MEMORY: Source.ValueType  # 0
+SOURCE_DISK: Source.ValueType  # 1
+SOURCE_REMOTE: Source.ValueType  # 2
+Global___Source: _TypeAlias = Source  # noqa: Y015
+
 class _MissReason:
     ValueType = _typing.NewType("ValueType", _builtins.int)
     V: _TypeAlias = ValueType  # noqa: Y015
@@ -563,6 +583,7 @@ class Piece(_message.Message):
     LAYOUT_FIELD_NUMBER: _builtins.int
     OFFSET_FIELD_NUMBER: _builtins.int
     CRC32C_FIELD_NUMBER: _builtins.int
+    SOURCE_FIELD_NUMBER: _builtins.int
     DATA_FIELD_NUMBER: _builtins.int
     index: _builtins.int
     """Which object of the batch, counted from 0 over all runs or offers."""
@@ -574,6 +595,8 @@ class Piece(_message.Message):
     """Where in the value `data` starts."""
     crc32c: _builtins.int
     """CRC32C of the whole chunk that `data` ends, absent where the chunk goes on in the next piece."""
+    source: Global___Source.ValueType
+    """Where the node had the value; in the first piece of a Get of version 2 or later, else 0."""
     data: _builtins.bytes
     """1 byte to 1 MiB."""
     def __init__(
@@ -584,11 +607,12 @@ class Piece(_message.Message):
         layout: _builtins.int = ...,
         offset: _builtins.int = ...,
         crc32c: _builtins.int | None = ...,
+        source: Global___Source.ValueType = ...,
         data: _builtins.bytes = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_crc32c", b"_crc32c", "crc32c", b"crc32c"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_crc32c", b"_crc32c", "crc32c", b"crc32c", "data", b"data", "index", b"index", "layout", b"layout", "length", b"length", "offset", b"offset"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_crc32c", b"_crc32c", "crc32c", b"crc32c", "data", b"data", "index", b"index", "layout", b"layout", "length", b"length", "offset", b"offset", "source", b"source"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__crc32c: _TypeAlias = _typing.Literal["crc32c"]  # noqa: Y015
     _WhichOneofArgType__crc32c: _TypeAlias = _typing.Literal["_crc32c", b"_crc32c"]  # noqa: Y015
