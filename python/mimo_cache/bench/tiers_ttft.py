@@ -18,7 +18,6 @@ from __future__ import annotations
 import shutil
 import statistics
 import tempfile
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
@@ -28,6 +27,7 @@ import numpy as np
 import torch
 
 from mimo_cache import GCacheClient, Key
+from mimo_cache.bench.disk import settle
 from mimo_cache.bench.gcache import BATCH, MIB, noise, putter
 from mimo_cache.bench.gcache_nodes import Node, nodes
 from mimo_cache.bench.tiers import Options
@@ -140,7 +140,7 @@ class Bench:
             put = putter(client, noise(BATCH * MIB), BATCH)
             for _ in range(2 * NODE_BYTES // (BATCH * MIB) + 1):
                 put()
-                time.sleep(0.2)
+                settle(client)
 
     def requests(self, size: int, run: int) -> dict[str, float]:
         """Seconds to the first token from each source."""
