@@ -70,9 +70,9 @@ def ttft(options: Options) -> list[Figure]:
     with one_thread(), ExitStack() as stack:
         bench = Bench(options, stack)
         times: dict[tuple[str, int], list[float]] = {}
-        for run in range(options.runs):
+        for _ in range(options.runs):
             for tokens, size in bench.sizes.items():
-                for source, seconds in bench.requests(size, run).items():
+                for source, seconds in bench.requests(size).items():
                     times.setdefault((source, tokens), []).append(1000 * seconds)
             say(", ".join(f"{source} {times[source, tokens][-1]:.4g} ms" for source in SOURCES) + f", {size} tokens")
     figures = []
@@ -129,12 +129,13 @@ class Bench:
         assert llm.remote is not None
         with GCacheClient([self.disk.unix], deadline=PATIENCE) as client:
             second = GCacheTier(llm.tier, client)
+            # One by one: the end of a prefix is of less use when the next one goes on from it, and may go then.
             for size in sorted(set(self.sizes.values())):
                 llm.generate([self.prefix[:size]], ONE)
-            llm.tier.drain()
-            for tier in (llm.remote, second):
-                if not tier.writer.flush(PATIENCE) or (failed := tier.stats()["pages_failed"]):
-                    raise RuntimeError(f"{failed} pages of the bench were not stored")
+                llm.tier.drain()
+                for tier in (llm.remote, second):
+                    if not tier.writer.flush(PATIENCE) or tier.stats()["pages_failed"]:
+                        raise RuntimeError("a prefix of the bench was not stored")
             second.close()
             llm.close()
             put = putter(client, noise(BATCH * MIB), BATCH)
@@ -142,7 +143,7 @@ class Bench:
                 put()
                 settle(client)
 
-    def requests(self, size: int, run: int) -> dict[str, float]:
+    def requests(self, size: int) -> dict[str, float]:
         """Seconds to the first token from each source."""
         out: dict[str, float] = {}
         for node, source in ((self.memory, "memory"), (self.disk, "disk"), (self.memory, "host")):
