@@ -40,13 +40,13 @@ build: $(VENV)/.extension
 demo: build
 	$(BIN)/mimo-cache demo
 
-# Everything of docs/performance.md, beside a peer where one is installed (benches/README.md); about 20 minutes.
+# Everything of docs/performance.md, beside a peer where one is installed (benches/README.md); about 25 minutes.
 bench: build
 	$(BIN)/mimo-cache bench model --json
 	$(BIN)/mimo-cache bench tree --json --plot target/growth.svg
 	$(BIN)/mimo-cache bench gcache --json
 	$(BIN)/mimo-cache bench disk --json
-	$(BIN)/mimo-cache bench tiers --json
+	$(BIN)/mimo-cache bench tiers --json --plot target/first-tokens.svg
 
 # Trains the tiny checkpoint anew: up to 50 minutes on two cores. Interrupted, it goes on where its state was last saved. To
 # ship the result, copy what is in target/tiny-model, without run/, to python/mimo_cache/models/tiny.

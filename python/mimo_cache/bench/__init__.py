@@ -26,8 +26,10 @@ GCACHE_PARTS = ("transfer", "latency", "exists", "sizes", "restart", "idle")
 """Parts of `bench gcache`, whose module needs Linux."""
 DISK_PARTS = ("read", "write", "sizes", "recovery", "segments", "wear", "demote", "promotion", "quiet")
 """Parts of `bench disk`, whose module needs Linux."""
-TIERS_PARTS = ("copy", "overlap")
-"""Parts of `bench tiers`, whose module needs Linux."""
+TIERS_PARTS = ("copy", "overlap", "gcache", "ttft", "planner")
+"""Parts of `bench tiers`, whose modules need Linux."""
+TIERS_TORCH = ("ttft", "planner")
+"""Of them, those that need torch."""
 MODEL_PARTS = ("ttft", "bookkeeping", "decode")
 """Parts of `bench model`, whose module needs torch."""
 
@@ -39,8 +41,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     checks = report.checks(figures, parts)
     print(report.text(figures, checks))
     if args.plot is not None:
-        args.plot.write_text(plot.growth(figures))
-        print(f"growth: {args.plot}", file=sys.stderr)
+        args.plot.write_text(args.draw(figures))
+        print(f"plot: {args.plot}", file=sys.stderr)
     missing = report.missing(figures, parts)
     for name in missing:
         print(f"mimo-cache bench: {name} was not measured", file=sys.stderr)
@@ -56,7 +58,7 @@ def _parser() -> argparse.ArgumentParser:
     one.add_argument("--no-peer", action="store_true", help="compare with recorded figures, do not run the peer")
     one.add_argument("--plot", type=Path, metavar="FILE", help="write the growth from 1 M to 100 M tokens as SVG")
     _common(one, tree.PARTS)
-    one.set_defaults(measure=_tree)
+    one.set_defaults(measure=_tree, draw=plot.growth)
     two = names.add_parser("model", help="a model with and without the cache, and beside transformers")
     two.add_argument("--model", default="tiny", help='a hub checkpoint\'s directory, or "tiny", which comes along')
     _common(two, MODEL_PARTS)
@@ -69,9 +71,10 @@ def _parser() -> argparse.ArgumentParser:
     four.add_argument("--dir", type=Path, metavar="DIR", help="directory on the disk to measure (the temporary one)")
     _common(four, DISK_PARTS, most_scale=10)
     four.set_defaults(measure=_disk, plot=None)
-    five = names.add_parser("tiers", help="copies between host and device memory, beside memcpy and behind computation")
+    five = names.add_parser("tiers", help="copies between the tiers, first tokens by tier, and the planner")
+    five.add_argument("--plot", type=Path, metavar="FILE", help="write the time to the first token by tier as SVG")
     _common(five, TIERS_PARTS)
-    five.set_defaults(measure=_tiers, plot=None)
+    five.set_defaults(measure=_tiers, draw=plot.first_tokens)
     return top
 
 
@@ -116,10 +119,17 @@ def _disk(args: argparse.Namespace) -> tuple[list[Figure], tuple[str, ...]]:
 
 
 def _tiers(args: argparse.Namespace) -> tuple[list[Figure], tuple[str, ...]]:
-    from mimo_cache.bench import tiers_copy  # noqa: PLC0415  needs Linux
+    parts = tuple(args.only or TIERS_PARTS)
+    if set(parts) & set(TIERS_TORCH):
+        for library in ("torch", "safetensors.torch", "tokenizers"):
+            need(library)
+    if args.plot is not None:
+        check_writable(args.plot)
+    from mimo_cache.bench import tiers  # noqa: PLC0415  needs Linux
 
-    options = tiers_copy.Options(args.runs, args.scale, tuple(args.only or TIERS_PARTS))
-    return tiers_copy.run(options), options.parts
+    options = tiers.Options(args.runs, args.scale, parts)
+    # Floors name the bench: others have parts of the same name.
+    return tiers.run(options), tuple(f"tiers {part}" for part in parts)
 
 
 def _runs(text: str) -> int:

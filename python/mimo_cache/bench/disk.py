@@ -117,7 +117,7 @@ def _tier(client: GCacheClient, name: str) -> TierStats:
     return next(tier for tier in stats.tiers if tier.name == name)
 
 
-def _settle(client: GCacheClient) -> None:
+def settle(client: GCacheClient) -> None:
     """Waits until nothing goes from memory to disk any more."""
     until = time.monotonic() + PATIENCE
     before = -1
@@ -142,7 +142,7 @@ def _demote(options: Options, folder: Path) -> list[Figure]:
         put = putter(client, source_bytes, BATCH)
         for _ in range(2 * memory // size):
             put()
-        _settle(client)
+        settle(client)
         for n in range(options.runs):
             hits = _tier(client, "disk").hits
             some = ids[n * batches // options.runs : (n + 1) * batches // options.runs]
@@ -176,7 +176,7 @@ def _promotion(options: Options, folder: Path) -> list[Figure]:
                     get()
                 for _ in range(2 * memory // (BATCH * MIB)):
                     put()
-                _settle(client)
+                settle(client)
                 runs.append([])
                 for _ in range(PROMOTE_AFTER + 1):
                     hits = _tier(client, "disk").hits
@@ -197,7 +197,7 @@ def _quiet(options: Options, folder: Path) -> list[Figure]:
         put = putter(client, noise(BATCH * MIB), BATCH)
         for _ in range(6):
             put()
-        _settle(client)
+        settle(client)
         for _ in range(options.runs):
             time.sleep(0.5)
             before = node.io_bytes(), node.cpu_nanoseconds()

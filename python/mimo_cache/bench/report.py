@@ -14,7 +14,7 @@ class Floor:
 
     check: str
     part: str
-    """The part of the bench that measures it."""
+    """The part of the bench that measures it; for `bench tiers` "tiers PART"."""
     figure: str
     holds: Callable[[Figure], bool]
     words: str
@@ -34,6 +34,10 @@ def _ratio(bound: float) -> Callable[[Figure], bool]:
 
 DISK_SIZES = (1 << 20, 64 << 10, 4 << 10)
 """Bytes of the values that `benches/disk_tier/rates.rs` reads and writes beside fio."""
+COPIED = (4096, 8192, 16_384)
+"""Tokens of the prefixes that parts `copy` and `gcache` of `bench tiers` move."""
+PLANNED = (4096, 16_384, 65_536, 262_144)
+"""Tokens of the prefixes that part `planner` moves without bytes."""
 
 FLOORS = (
     Floor("turn", "turn", "turn", _ratio(1 / 3), "(a) whole turn at most 1/3 of the peer's"),
@@ -97,15 +101,52 @@ FLOORS = (
         "disk_idle_io", "quiet", "quiet_device_bytes", _most(0.0), "an idle node with a disk reads and writes nothing"
     ),
     Floor("disk_idle_cpu", "quiet", "quiet_core", _most(0.1), "an idle node with a disk under 0.1 % of a core"),
-    Floor("load_4096", "copy", "load_4096_vs_memcpy", _least(0.85), "L2 to L1, 4k tokens, at least 0.85 x memcpy"),
-    Floor("load_8192", "copy", "load_8192_vs_memcpy", _least(0.85), "L2 to L1, 8k tokens, at least 0.85 x memcpy"),
-    Floor("load_16384", "copy", "load_16384_vs_memcpy", _least(0.85), "L2 to L1, 16k tokens, at least 0.85 x memcpy"),
+    *(
+        Floor(
+            f"load_{tokens}",
+            "tiers copy",
+            f"load_{tokens}_vs_memcpy",
+            _least(0.85),
+            f"L2 to L1, {tokens // 1024}k tokens, at least 0.85 x memcpy",
+        )
+        for tokens in COPIED
+    ),
     Floor(
         "overlap",
-        "overlap",
+        "tiers overlap",
         "overlap_even_excess",
         _most(0.05),
         "waits for layers at most the first load + 5 % of all loads",
+    ),
+    *(
+        Floor(
+            f"prefetch_{tokens}",
+            "tiers gcache",
+            f"prefetch_{tokens}_vs_get",
+            _least(0.8),
+            f"L3 to L2, {tokens // 1024}k tokens, at least 0.8 x the client's get",
+        )
+        for tokens in COPIED
+    ),
+    Floor(
+        "ttft_memory",
+        "tiers ttft",
+        "ttft_memory_16384_vs_recompute",
+        _most(0.35),
+        "first token, 16k from L3 memory, at most 0.35 x recompute",
+    ),
+    Floor(
+        "planner_chunk", "tiers planner", "planner_chunk", _most(0.02), "tiers at most 2 % of a chunk of 4,096 tokens"
+    ),
+    *(
+        Floor(
+            f"planner_page_{tokens}",
+            "tiers planner",
+            f"planner_page_{tokens}",
+            _most(1.0),
+            f"planner at most 1 us per page, {tokens // 1024}k tokens",
+        )
+        for tokens in PLANNED
     ),
 )
 """One for each bound that the project set itself."""

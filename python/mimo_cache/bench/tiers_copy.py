@@ -1,4 +1,5 @@
-"""`mimo-cache bench tiers`: copies between host and device memory, beside memcpy and behind computation.
+"""Parts `copy` and `overlap` of `mimo-cache bench tiers`: copies between host and device memory, beside memcpy and
+behind computation.
 
 On a CPU the device is memory as well. Byte volumes are those of MiMo-V2.5-Pro on one of eight tensor-parallel ranks,
 bf16 (`docs/design.md`, section 3): in each layer 64 tokens x 1 KV head x (192 + 128) x 2 B = 40,960 B per page; 10 full
@@ -10,15 +11,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from mimo_cache.bench import TIERS_PARTS
-from mimo_cache.bench.timing import Figure, figure, say
+from mimo_cache.bench.report import COPIED
+from mimo_cache.bench.tiers import Options
+from mimo_cache.bench.timing import Figure, figure
 from mimo_cache.tiers import CopyJob, HostRegion, KvCopier, device_layout
 
 PAGE = 64
@@ -29,7 +30,7 @@ HIDDEN_BYTES = PAGE * 12_288 // 8
 FULL_LAYERS, SWA_LAYERS, MTP_HEADS = 10, 60, 3
 WINDOW_PAGES = 2
 """Pages of 128 tokens."""
-PREFIXES = (4096, 8192, 16_384)
+PREFIXES = COPIED
 """Tokens of `copy`. Names of figures and floors go with them."""
 OVERLAP_LAYERS, OVERLAP_PREFIX = 28, 32_768
 REQUESTS = 20
@@ -40,37 +41,31 @@ MATMUL = 64
 Bytes = npt.NDArray[np.uint8]
 
 
-@dataclass(frozen=True)
-class Options:
-    """What to run."""
-
-    runs: int
-    scale: float
-    parts: tuple[str, ...]
+def pro_layers() -> tuple[list[int], list[int]]:
+    """Full layers, and SWA layers with the MTP heads, which are layers beside the trunk: one full layer, then six."""
+    trunk = FULL_LAYERS + SWA_LAYERS
+    full = [layer for layer in range(trunk) if layer % 7 == 0]
+    return full, [layer for layer in range(trunk + MTP_HEADS) if layer not in full]
 
 
-def run(options: Options) -> list[Figure]:
-    """All figures of the chosen parts."""
-    parts: dict[str, Callable[[Options], list[Figure]]] = {"copy": _copy, "overlap": _overlap}
-    figures: list[Figure] = []
-    for name in TIERS_PARTS:
-        if name in options.parts:
-            say(name)
-            figures += parts[name](options)
-    return figures
+def device_arrays(
+    full_layers: Sequence[int], swa_layers: Sequence[int], full_pages: int, swa_pages: int, hidden: bool
+) -> tuple[list[tuple[Bytes, int]], list[tuple[Bytes, int]]]:
+    """(array, layer) of each layer, uint8 [pages + 1, bytes], for `device_layout`: full and SWA. `hidden`: with the
+    hidden states beside the last SWA layer."""
+
+    def arrays(layers: Sequence[int], pages: int, size: int) -> list[tuple[Bytes, int]]:
+        return [(np.zeros((pages + 1, size), np.uint8), layer) for layer in layers]
+
+    full, swa = arrays(full_layers, full_pages, LAYER_BYTES), arrays(swa_layers, swa_pages, LAYER_BYTES)
+    return full, swa + (arrays([max(swa_layers)], swa_pages, HIDDEN_BYTES) if hidden else [])
 
 
 class Tiers:
     """Device arrays of one layer each, a host region with a page for each of theirs, and a copier with one thread."""
 
     def __init__(self, full_layers: Sequence[int], swa_layers: Sequence[int], pages: int, hidden: bool) -> None:
-        def arrays(layers: Sequence[int], pages: int, size: int) -> list[tuple[Bytes, int]]:
-            return [(np.zeros((pages + 1, size), np.uint8), layer) for layer in layers]
-
-        self.full = arrays(full_layers, pages, LAYER_BYTES)
-        self.swa = arrays(swa_layers, WINDOW_PAGES, LAYER_BYTES)
-        if hidden:
-            self.swa += arrays([max(swa_layers)], WINDOW_PAGES, HIDDEN_BYTES)
+        self.full, self.swa = device_arrays(full_layers, swa_layers, pages, WINDOW_PAGES, hidden)
         layout = device_layout(full=self.full, swa=self.swa)
         self.region = HostRegion(layout, full_pages=pages, swa_pages=WINDOW_PAGES)
         self.copier = KvCopier(layout, self.region)
@@ -103,16 +98,12 @@ class Tiers:
                     raise RuntimeError("the copier delivered other bytes than the host has")
 
 
-def _copy(options: Options) -> list[Figure]:
+def copy(options: Options) -> list[Figure]:
     """Loads of a prefix beside one memcpy of as many bytes, by turns."""
     figures = []
     for tokens in PREFIXES:
         pages = max(int(tokens // PAGE * options.scale), 2)
-        # One full layer, then six of SWA; MTP heads are layers beside the trunk.
-        trunk = FULL_LAYERS + SWA_LAYERS
-        full_layers = [layer for layer in range(trunk) if layer % 7 == 0]
-        swa_layers = [layer for layer in range(trunk + MTP_HEADS) if layer not in full_layers]
-        tiers = Tiers(full_layers, swa_layers, pages, hidden=True)
+        tiers = Tiers(*pro_layers(), pages, hidden=True)
         size = tiers.load().bytes
         source, target = np.ones(size, np.uint8), np.zeros(size, np.uint8)
 
@@ -143,7 +134,7 @@ def _copy(options: Options) -> list[Figure]:
     return figures
 
 
-def _overlap(options: Options) -> list[Figure]:
+def overlap(options: Options) -> list[Figure]:
     """A model whose layers wait for their pages and then compute: what it waits beyond the first layer's load.
 
     `even`: every layer computes as long as the slowest layer loads, as layers of equal size do. `tight`: every layer
