@@ -1311,6 +1311,9 @@ class TierPlanner:
     @property
     def swa_pages(self) -> int:
         """SWA pages of host memory."""
+    @property
+    def weights(self) -> bytes:
+        """The version of the weights that the cache was told, part of the names of pages; empty at first."""
 
 @final
 class TierFetch:

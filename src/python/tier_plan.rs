@@ -129,6 +129,13 @@ impl PyTierPlanner {
         self.config.swa_pages
     }
 
+    /// The version of the weights that the cache was told, part of the names of pages; empty at first.
+    #[getter]
+    fn weights<'py>(&self, py: Python<'py>) -> PyResult<Bound<'py, PyBytes>> {
+        let weights = self.call(py, 0, |_, cache| Ok(cache.weights().to_vec()))?;
+        Ok(PyBytes::new(py, &weights))
+    }
+
     /// The usable prefix of cache and host tier together, in tokens. Neither lease nor recency.
     #[pyo3(signature = (tokens, key=None, spans=None))]
     fn usable(

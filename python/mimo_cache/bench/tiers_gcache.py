@@ -73,6 +73,7 @@ class Site:
         full, swa = device_arrays(*pro_layers(), pages, SWA_PAGES, hidden=True)
         layout = device_layout(full=full, swa=swa)
         cache = PrefixCache.plain(page_size=PAGE, window=WINDOW, n_mtp=MTP_HEADS, full_pages=pages, swa_pages=SWA_PAGES)
+        cache.set_weights("bench")
         self.pages = pages
         self.host = HostTier(cache, layout, full_pages=PLACES * pages, swa_pages=SWA_PAGES, write="through")
         stack.callback(self.host.close)

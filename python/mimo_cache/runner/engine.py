@@ -91,6 +91,14 @@ class Engine:
         self.waiting.append(lane)
         return self.next_uid
 
+    def leave_tiers(self) -> None:
+        """Goes on without the tiers below the device; what is on its way from there is computed."""
+        tier, self.tier, self.remote = self.tier, None, None
+        if tier is not None:
+            tier.cancel_fetches()
+        for lane in [lane for lane in self.running if lane.fetch is not None]:
+            self._stand(lane)
+
     def abort(self, uid: int) -> bool:
         """Ends a request; False when it is not there any more."""
         for lane in list(self.waiting):
@@ -263,10 +271,20 @@ class Engine:
             ended = {output.uid for output in outputs if output.finish}
             computed = {lane.uid for lane in fresh if lane.committed >= lane.prompt}
             for lane in batch:
-                if lane.store and lane.uid in ended | computed:
-                    self.core(self.tier.save, lane.ids[: lane.known], lane.key, start=lane.start)
+                if lane.uid in ended | computed:
+                    self._go_down(lane)
             self.core(self.tier.poll)
         return outputs
+
+    def _go_down(self, lane: Lane) -> None:
+        """The host tier is told of a prompt that was computed, or of its end."""
+        assert self.tier is not None
+        known = lane.ids[: lane.known]
+        if lane.store:
+            self.core(self.tier.save, known, lane.key, start=lane.start, again=lane.told)
+        elif not lane.told:
+            self.core(self.tier.used, known, lane.key)
+        lane.told = True
 
     def _run(self, batch: list[Lane], works: list[Work]) -> list[Output]:
         """Trunk, sampling, MTP rows, commit; then ends what has ended."""

@@ -211,9 +211,11 @@ class LLM:
     def close(self) -> None:
         """Ends threads and connections of the tiers below the device, bounded in time; requests go on without them."""
         with self._turn:
-            self.engine.remote = None
+            self.engine.leave_tiers()
             if self.remote is not None:
                 self.remote.close()
+            if self.tier is not None:
+                self.tier.close()
             if self._client is not None:
                 self._client.close()
 
