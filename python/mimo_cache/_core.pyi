@@ -1228,10 +1228,10 @@ class TierPlanner:
         start: SupportsIndex = 0,
         again: bool = False,
     ) -> TierSave | None:
-        """What of a prefix goes down first, if anything does; `saved` tells what comes after it. To be asked when a prompt
-        is computed and when its sequence ends, after the steps that wrote it are retired; `tenant` owns it below.
-        `start`: the tokens it was opened with; boundaries before are not offered again. `again`: this request was told
-        before; else it counts as a use of what the host tier has of its prompt.
+        """What of a prefix goes down first, if anything does; `saved` tells what comes after it. To be asked when a
+        prompt is computed and when its sequence ends, after the steps that wrote it are retired; `tenant` owns it
+        below. `start`: the tokens it was opened with; boundaries before are not offered again. `again`: this request
+        was told before; else it counts as a use of what the host tier has of its prompt.
         """
     def saved(self, id: SupportsIndex, ok: bool) -> TierSave | None:
         """A save is over; `ok`: its bytes are there, else nothing of it is written any more. What goes down next of the

@@ -186,10 +186,10 @@ impl PyTierPlanner {
         self.call(py, 0, |tiers, cache| tiers.fetched(cache, id, ok))
     }
 
-    /// What of a prefix goes down first, if anything does; `saved` tells what comes after it. To be asked when a prompt
-    /// is computed and when its sequence ends, after the steps that wrote it are retired; `tenant` owns it below.
-    /// `start`: the tokens it was opened with; boundaries before are not offered again. `again`: this request was told
-    /// before; else it counts as a use of what the host tier has of its prompt.
+    /// What of a prefix goes down first, if anything does; `saved` tells what comes after it. To be asked when a
+    /// prompt is computed and when its sequence ends, after the steps that wrote it are retired; `tenant` owns it
+    /// below. `start`: the tokens it was opened with; boundaries before are not offered again. `again`: this request
+    /// was told before; else it counts as a use of what the host tier has of its prompt.
     #[pyo3(
         signature = (tokens, key=None, spans=None, tenant=None, start=None, again=None),
         text_signature = "($self, tokens, key=None, spans=None, tenant=0, start=0, again=False)"

@@ -61,7 +61,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="with --host: prefixes go down when they are computed (through), pushed out (back) or matched n times "
         "(hit<n>; %(default)s)",
     )
-    parser.add_argument("--gcache", type=float, metavar="R", help="with --host: GCache below it, with R times the pages")
+    parser.add_argument("--gcache", type=float, metavar="R", help="with --host: GCache below, with R times the pages")
     parser.add_argument("--gcache-write", default="through", metavar="WHEN", help="as --host-write, from the host tier")
     parser.add_argument(
         "--without", default="", metavar="RULES", help="rules between tiers that are off: mixed,difference,heal,touch"
@@ -164,8 +164,8 @@ def _table(result: dict[str, Any]) -> str:
         rows.insert(5, ("split", f"SWA {start} of the bytes at first, {mean} on average, {end} in the end; {changed}"))
     for name, what in (("host", "from the host tier"), ("gcache", "of that from GCache")):
         if (tier := result[name]) is not None:
-            moved = f"{tier['fetched_full']:,} full and {tier['fetched_swa']:,} SWA pages up, {tier['saved_full']:,} and "
-            moved += f"{tier['saved_swa']:,} down"
+            moved = f"{tier['fetched_full']:,} full and {tier['fetched_swa']:,} SWA pages up, "
+            moved += f"{tier['saved_full']:,} and {tier['saved_swa']:,} down"
             rows.append((what, f"{tier['fetched_tokens'] / total if total else 0:.2%}; {moved}"))
     if "optimum" in result:
         best = result["optimum"]

@@ -54,8 +54,8 @@ class Tally:
 @dataclass(slots=True, eq=False)
 class Lane:
     """A request in the engine. ids: int64 [prompt + max_tokens], the first `known` are known. start: tokens that the
-    cache had. report: of the sequence, with what came since. wait: seconds that its steps waited for pages. told: to the
-    host tier. mtp_done: per MTP head, rows below it are final."""
+    cache had. report: of the sequence, with what came since. wait: seconds that its steps waited for pages. told: to
+    the host tier. mtp_done: per MTP head, rows below it are final."""
 
     uid: int
     ids: npt.NDArray[np.int64]

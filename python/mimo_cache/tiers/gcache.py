@@ -57,7 +57,8 @@ class GCacheTier:
     - `max_bytes`: on their way in at once; `max_queue`: prefetches, and writes, that wait for a thread.
     - `lease_ms`: how long nodes keep what they said they have. `touch`: prefixes in use are marked as used in GCache.
 
-    The client stays the caller's. Raises `InvalidArgument`, also when the cache was not told a version of its weights. Any thread may call `prefetch`, `leave` and `stats`.
+    The client stays the caller's. Raises `InvalidArgument`, also when the cache was not told a version of its weights.
+    Any thread may call `prefetch`, `leave` and `stats`.
     """
 
     def __init__(
@@ -80,8 +81,8 @@ class GCacheTier:
             raise InvalidArgument("host and client are of other types, allowed are a HostTier and a GCacheClient")
         if not host.planner.weights:
             raise InvalidArgument(
-                "the cache's version of the weights is empty, allowed is one that `set_weights` was told: without it other "
-                "weights have the same names in GCache"
+                "the cache's version of the weights is empty, allowed is one that `set_weights` was told: without it "
+                "other weights have the same names in GCache"
             )
         if not 0 < timeout <= 3600:
             raise InvalidArgument(f"timeout is {timeout!r}, allowed is seconds above 0 and up to 3600")

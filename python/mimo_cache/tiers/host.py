@@ -102,8 +102,8 @@ class HostTier:
 
     - `cache`: a `PrefixCache` without a host tier. `layout`: where its pages lie on the device (`device_layout`).
     - `full_pages`, `swa_pages`: pages of host memory, by default four for each of the device's.
-    - `write`: when a prefix goes down: "through", "back", when newer ones push it out of the cache, or "hit<n>", when it
-      was matched n times.
+    - `write`: when a prefix goes down: "through", "back", when newer ones push it out of the cache, or "hit<n>", when
+      it was matched n times.
     - `threads`: copy threads. `max_saving`: pages on their way down at once. `hugepages`: as for `HostRegion`.
     - `tracer`: gets spans of what moves (`mimo_cache.tiers.trace`), by default nobody. `watch` has times and counters.
 
@@ -202,7 +202,13 @@ class HostTier:
     # --- down -----------------------------------------------------------------------------------------------------
 
     def save(
-        self, tokens: Tokens, key: Key | None = None, spans: Any = None, tenant: int = 0, start: int = 0, again: bool = False
+        self,
+        tokens: Tokens,
+        key: Key | None = None,
+        spans: Any = None,
+        tenant: int = 0,
+        start: int = 0,
+        again: bool = False,
     ) -> int:
         """Begins to write down what the cache has of a prefix and the write policy wants, one boundary after the other.
         To be called when a prompt is computed and when its sequence ends, after the steps that wrote its pages are
