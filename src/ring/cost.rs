@@ -7,7 +7,7 @@
 use sha2::{Digest, Sha256};
 use std::sync::OnceLock;
 
-/// Steps of the logarithm's table: linear in between, an error below 2^-27.
+/// Steps of the logarithm's table: linear in between, an error below 2^-26.
 const STEPS: usize = 1 << 12;
 /// Fraction bits of a logarithm.
 const FRACTION: u32 = 52;

@@ -6,7 +6,7 @@ use crate::error::{Error, Result, shown};
 /// Buckets of a table unless told otherwise. With 1,000 equal nodes a node owns 1,049 on average, and the fullest about
 /// 1.1 times that (docs/placement.md).
 pub const DEFAULT_BUCKETS: u32 = 1 << 20;
-/// Most buckets of a table: 24 MiB for owners and costs.
+/// Most buckets of a table: 20 MiB for owners and costs.
 pub const MAX_BUCKETS: u32 = 1 << 21;
 /// Most nodes of a table.
 pub const MAX_NODES: usize = 4096;

@@ -268,7 +268,7 @@ impl Found {
             .into_iter()
             .find(|o| *o as u32 == first as u32);
         Ok(Found {
-            outcome: outcome.ok_or_else(|| format!("an outcome is {}, allowed is 0 to 2", first as u32))?,
+            outcome: outcome.ok_or_else(|| format!("an outcome is {}, allowed is 0 to 3", first as u32))?,
             layout: (first >> 32) as u32,
             offset: word(entry, 8),
             len: word(entry, 16),

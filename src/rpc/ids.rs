@@ -1,4 +1,4 @@
-//! Keys and object ids as the wire has them: packed one after the other, so that 16,384 keys are one field.
+//! Keys and object ids as the wire has them: packed one after the other, so that 32,768 keys are one field.
 
 use super::limits::{ID_BYTES, KEY_BYTES, PARTS};
 use super::v1::{KeyRun, ObjectRun};
