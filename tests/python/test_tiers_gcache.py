@@ -22,12 +22,12 @@ from gcache_disk import asker, disk_node, named, store
 from gcache_nodes import RunningNode, nodes
 from gcache_proxy import Faults, proxy
 from key_vectors import chain, root_key
-from mimo_cache import GCacheClient, InvalidArgument, Key
+from mimo_cache import GCacheClient, InvalidArgument, Key, PrefixCache
 from mimo_cache.gcache import ObjectId, PutItem
 from mimo_cache.gcache.types import Source
 from mimo_cache.runner import LLM, Completion, RequestError, SamplingParams, Sources
 from mimo_cache.runner.memory import Pools
-from mimo_cache.tiers import GCacheTier, Prefetch, TierReceive, device_layout
+from mimo_cache.tiers import GCacheTier, HostTier, Prefetch, TierReceive, device_layout
 from mimo_cache.tiers.objects import FULL, SWA, pack_record, unpack_record
 from mimo_cache.tiers.receiver import Receiver
 from small_models import checkpoint
@@ -702,3 +702,23 @@ def test_bad_options_are_refused(path: Path, options: dict[str, Any], match: str
 def test_gcache_needs_host_memory(path: Path) -> None:
     with pytest.raises(RequestError, match="gcache is given without host_memory"):
         LLM(path, memory="4M", gcache=["one=127.0.0.1:1"])
+
+
+def test_a_cache_that_was_told_no_weights_is_refused(site: Site) -> None:
+    cache = PrefixCache.plain(page_size=4, window=0, full_pages=8, swa_pages=0)
+    full = {0: [np.zeros((9, 64), np.uint8)]}
+    host = HostTier(cache, device_layout(full=full, swa={}), full_pages=8, swa_pages=0)
+    with pytest.raises(InvalidArgument, match="version of the weights is empty"):
+        GCacheTier(host, site.client())
+    host.close()
+
+
+def test_what_would_come_slower_than_it_is_computed_is_not_fetched(site: Site, alone: dict[str, Completion]) -> None:
+    other = "Another text, of which nothing is known. " * 6
+    filled = site.fill(LONG, other)
+    llm = site.llm(prefill_rate=1e12)
+    same(llm.generate(LONG, PARAMS)[0], alone[LONG])  # how fast pages come is not known yet
+    made = llm.generate(other, PARAMS)[0]
+    same(made, filled.generate(other, PARAMS)[0])
+    assert remote(llm).stats()["misses"]["declined"] == 1
+    assert brought(made) == 0

@@ -15,7 +15,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,16 +25,18 @@ from mimo_cache._core import GCacheClient, InvalidArgument, Key
 from mimo_cache.gcache.errors import GCacheError
 from mimo_cache.gcache.types import SOURCES
 from mimo_cache.tiers.host import HostTier, Tokens
-from mimo_cache.tiers.objects import Objects, whole_number
+from mimo_cache.tiers.objects import FULL, SWA, Objects, whole_number
 from mimo_cache.tiers.prefetch import Prefetch, patience
 from mimo_cache.tiers.receiver import Got, Receiver
 from mimo_cache.tiers.writer import Writer
 
 __all__ = ["GCacheTier"]
 
+MOST_TOKENS = 1 << 24
+"""Tokens of all prompts that wait for a thread, 4 bytes each; beyond that the next one does not."""
 ATTEMPTS = 4
 """Boundaries that one prefetch tries, each shorter than the one before."""
-MISSES = ("lost", "damaged", "late", "unreachable", "refused", "cancelled", "no room", "busy", "failed")
+MISSES = ("lost", "damaged", "late", "unreachable", "refused", "cancelled", "no room", "busy", "declined", "failed")
 
 
 @dataclass(eq=False)
@@ -55,6 +57,8 @@ class GCacheTier:
       that share it (`Geometry`'s `extent_pages`).
     - `timeout`: seconds that one prefetch may take, from when a thread begins with it. `threads`: prefetches at once.
     - `max_bytes`: on their way in at once; `max_queue`: prefetches, and writes, that wait for a thread.
+    - `prefill_rate`: tokens a second that the engine computes. What is expected to come slower, by the last few that
+      came, is not fetched (`declined`); by default all is.
     - `lease_ms`: how long nodes keep what they said they have. `touch`: prefixes in use are marked as used in GCache.
 
     The client stays the caller's. Raises `InvalidArgument`, also when the cache was not told a version of its weights.
@@ -76,6 +80,7 @@ class GCacheTier:
         max_queue: int = 256,
         lease_ms: int = 1000,
         touch: bool = True,
+        prefill_rate: float | None = None,
     ) -> None:
         if not isinstance(host, HostTier) or not isinstance(client, GCacheClient):
             raise InvalidArgument("host and client are of other types, allowed are a HostTier and a GCacheClient")
@@ -84,9 +89,12 @@ class GCacheTier:
                 "the cache's version of the weights is empty, allowed is one that `set_weights` was told: without it "
                 "other weights have the same names in GCache"
             )
+        if prefill_rate is not None and not 0 < prefill_rate <= 1e12:
+            raise InvalidArgument(f"prefill_rate is {prefill_rate!r}, allowed is None or tokens a second up to 1e12")
         if not 0 < timeout <= 3600:
             raise InvalidArgument(f"timeout is {timeout!r}, allowed is seconds above 0 and up to 3600")
         self.host, self.client, self.tenant, self.timeout = host, client, tenant, float(timeout)
+        self.prefill_rate = prefill_rate
         self.patience = patience(prefetch, self.timeout)
         self.max_bytes = whole_number(max_bytes, "max_bytes", 1, 1 << 50)
         self.max_queue = whole_number(max_queue, "max_queue", 1, 1 << 20)
@@ -100,6 +108,7 @@ class GCacheTier:
         self._counts: Counter[str] = Counter()
         self._misses: Counter[str] = Counter()
         self._in_flight = 0
+        self._rate: float | None = None
         self._closed = self._begun = False
         self.receiver = Receiver(self)
         count = whole_number(threads, "threads", 1, 64)
@@ -119,7 +128,7 @@ class GCacheTier:
         handle.span = self.host.watch.span("prefetch", prompt_tokens=len(copy))
         with self._lock:
             self._counts["prefetches"] += 1
-            if self._closed or len(self._queue) >= self.max_queue:
+            if self._closed or len(self._queue) >= self.max_queue or queued(self._queue) > MOST_TOKENS:
                 self._misses["busy"] += 1
                 handle.cause = "busy"
                 self._over(handle)
@@ -217,6 +226,20 @@ class GCacheTier:
         with self._lock:
             self._in_flight -= size
 
+    def arrived(self, size: int, seconds: float) -> None:
+        """Bytes came within so many seconds: what the next ones are expected to take goes by the last few."""
+        with self._lock:
+            rate = size / max(seconds, 1e-6)
+            self._rate = rate if self._rate is None else 0.75 * self._rate + 0.25 * rate
+
+    def pays(self, tokens: int, pages: int) -> bool:
+        """Pages of so many tokens, and a window, are expected here before the engine would have computed them."""
+        with self._lock:
+            if self.prefill_rate is None or self._rate is None:
+                return True
+            size = self.objects.bytes_of(FULL) * pages + self.objects.bytes_of(SWA) * self.need
+            return size / self._rate <= tokens / self.prefill_rate
+
     def stops(self, handle: Prefetch) -> bool:
         return handle.cancelled or self._closed
 
@@ -246,7 +269,8 @@ class GCacheTier:
             masks = self.client.exists(
                 names[first:last], extents, self.lease_ms, want=self.objects.want, deadline=self.timeout / 2
             )
-            if not any(masks) and any(state != "closed" for state in self.client.breakers().values()):
+            away = {name for name, state in self.client.breakers().items() if state != "closed"}
+            if away and any(not mask and self.client.locate(e) in away for mask, e in zip(masks, extents, strict=True)):
                 self.miss(handle, "unreachable")
         except GCacheError:
             self.miss(handle, "refused")
@@ -257,6 +281,9 @@ class GCacheTier:
             if at is None or self.stops(handle):
                 break
             handle.promised = max(handle.promised, at)
+            if not self.pays(at - have, (at - have) // page):
+                self.miss(handle, "declined")
+                break
             flight = self._begin(handle, names[have // page : at // page])
             if flight is None:
                 return True
@@ -305,3 +332,8 @@ class GCacheTier:
                     self._over(handle)
             self._queue.extendleft(reversed(flight.waiting if not self._closed else []))
             self._lock.notify_all()
+
+
+def queued(waiting: Iterable[Any]) -> int:
+    """Tokens of prompts that wait."""
+    return sum(len(one.tokens) for one in waiting)

@@ -72,6 +72,28 @@ class Receiver:
     ) -> bool | None:
         """Brings the host tier up to a boundary. True: it is there. False: `masks` know better now, and `got` has what
         has come. None: there is no sense in another try."""
+        page = self.tier.host.cache.page_size
+        objects = self.tier.objects
+        # What there is at most to fetch; asked for before anything is evicted for it.
+        room = objects.bytes_of(FULL) * (at // page - first) + objects.bytes_of(SWA) * self.tier.need
+        if not self.tier.take(room):
+            self.tier.miss(handle, "busy")
+            return None
+        try:
+            return self._receive(handle, names, at, first, masks, got, until)
+        finally:
+            self.tier.give_back(room)
+
+    def _receive(
+        self,
+        handle: Prefetch,
+        names: Sequence[bytes],
+        at: int,
+        first: int,
+        masks: list[int],
+        got: Got,
+        until: float,
+    ) -> bool | None:
         planner, page = self.tier.host.planner, self.tier.host.cache.page_size
         plan = planner.receive(handle.tokens, at, names[at // page - 1], handle.key, handle.spans, handle.tenant)
         if plan is None:
@@ -81,16 +103,13 @@ class Receiver:
         size = self.tier.objects.bytes_of(FULL) * len(plan.full) + self.tier.objects.bytes_of(SWA) * len(plan.swa)
         records: list[list[int]] | None = None
         missing: dict[tuple[int, int], str] = {}
-        fits = self.tier.take(size)
         try:
-            if not fits:
-                self.tier.miss(handle, "busy")
-                return None
             try:
                 job = self._copy_down(plan)
             except (CopyBusy, CopierClosed):
                 self.tier.miss(handle, "busy")
                 return None
+            begin = time.monotonic()
             try:
                 missing = self.get(handle, plan, names, got, until)
             finally:
@@ -99,6 +118,7 @@ class Receiver:
                 self.tier.miss(handle, "busy")
                 return None
             if not missing:
+                self.tier.arrived(size, time.monotonic() - begin)
                 records = [got.records[logical] for logical, _ in plan.swa]
                 handle.brought(got.pages(plan))
                 return True
@@ -111,8 +131,6 @@ class Receiver:
             self._set_aside(handle, plan, masks, first, missing, got)
             return False
         finally:
-            if fits:
-                self.tier.give_back(size)
             planner.received(plan.id, records)
 
     def _copy_down(self, plan: TierReceive) -> CopyJob | None:

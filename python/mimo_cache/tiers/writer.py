@@ -32,6 +32,8 @@ MOST_TOUCHES = 4096
 AGAIN_SECONDS = 30.0
 """A page is not marked, and a boundary that counts hits not written, a second time before that."""
 REMEMBERED = 1 << 16
+MOST_TOKENS = 1 << 24
+"""Tokens of all prompts that wait, 4 bytes each."""
 
 
 class Saved(NamedTuple):
@@ -94,7 +96,8 @@ class Writer:
 
     def _add(self, job: Saved) -> None:
         with self._lock:
-            full = self._closed or len(self._queue) >= self.tier.max_queue
+            long = sum(len(saved.tokens) for saved in self._queue) > MOST_TOKENS
+            full = self._closed or long or len(self._queue) >= self.tier.max_queue
             self._counts["writes_dropped"] += int(full)
             if not full:
                 self._queue.append(job)
