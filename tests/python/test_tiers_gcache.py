@@ -706,8 +706,8 @@ def test_gcache_needs_host_memory(path: Path) -> None:
 
 def test_a_cache_that_was_told_no_weights_is_refused(site: Site) -> None:
     cache = PrefixCache.plain(page_size=4, window=0, full_pages=8, swa_pages=0)
-    full = {0: [np.zeros((9, 64), np.uint8)]}
-    host = HostTier(cache, device_layout(full=full, swa={}), full_pages=8, swa_pages=0)
+    layout = device_layout(full=[(np.zeros((9, 64), np.uint8), 0)], swa=[])
+    host = HostTier(cache, layout, full_pages=8, swa_pages=0)
     with pytest.raises(InvalidArgument, match="version of the weights is empty"):
         GCacheTier(host, site.client())
     host.close()
