@@ -722,3 +722,26 @@ def test_what_would_come_slower_than_it_is_computed_is_not_fetched(site: Site, a
     same(made, filled.generate(other, PARAMS)[0])
     assert remote(llm).stats()["misses"]["declined"] == 1
     assert brought(made) == 0
+
+
+def test_a_page_counts_when_all_its_shards_are_there(site: Site, alone: dict[str, Completion]) -> None:
+    def serve(shard: int) -> tuple[LLM, Completion]:
+        llm = site.llm(shard=shard, shards=2)
+        made = llm.generate(LONG, PARAMS)[0]
+        same(made, alone[LONG])
+        flush(llm)
+        return llm, made
+
+    for shard in (0, 0, 1):  # until the last of them nobody has written shard 1
+        assert brought(serve(shard)[1]) == 0
+    for shard in (0, 1):
+        llm, made = serve(shard)
+        assert brought(made) == whole(llm, LONG)
+    tier = remote(llm)
+    names = llm.tier.planner.names(llm.tokenizer.encode(LONG))  # type: ignore[union-attr]
+    gone = tier.objects.object(names, 1, FULL)._replace(part=FULL)  # the other one's
+    assert tier.client.delete([gone]).deleted == 1
+    assert brought(serve(1)[1]) == 0
+    for shard, shards in ((2, 2), (-1, 2), (0, 33), (0, 0)):
+        with pytest.raises(InvalidArgument, match="shard"):
+            site.llm(shard=shard, shards=shards)

@@ -25,7 +25,7 @@ from mimo_cache._core import GCacheClient, InvalidArgument, Key
 from mimo_cache.gcache.errors import GCacheError
 from mimo_cache.gcache.types import SOURCES
 from mimo_cache.tiers.host import HostTier, Tokens
-from mimo_cache.tiers.objects import FULL, SWA, Objects, whole_number
+from mimo_cache.tiers.objects import FULL, MOST_SHARDS, SWA, Objects, whole_number
 from mimo_cache.tiers.prefetch import Prefetch, patience
 from mimo_cache.tiers.receiver import Got, Receiver
 from mimo_cache.tiers.writer import Writer
@@ -55,6 +55,8 @@ class GCacheTier:
     - `prefetch`: "best_effort" (requests never wait), "wait" (for `timeout` at most), or "deadline:<ms>".
     - `tenant`: who owns what comes in the host tier. `extent`: pages that GCache places together, one number for all
       that share it (`Geometry`'s `extent_pages`).
+    - `shard`, `shards`: which part of the KV heads this process has, of how many. A page counts when all shards have
+      written it; each process reads and writes its own.
     - `timeout`: seconds that one prefetch may take, from when a thread begins with it. `threads`: prefetches at once.
     - `max_bytes`: on their way in at once; `max_queue`: prefetches, and writes, that wait for a thread.
     - `prefill_rate`: tokens a second that the engine computes. What is expected to come slower, by the last few that
@@ -74,6 +76,8 @@ class GCacheTier:
         prefetch: str = "best_effort",
         tenant: int = 0,
         extent: int = 16,
+        shard: int = 0,
+        shards: int = 1,
         timeout: float = 2.0,
         threads: int = 2,
         max_bytes: int = 256 << 20,
@@ -99,7 +103,10 @@ class GCacheTier:
         self.max_bytes = whole_number(max_bytes, "max_bytes", 1, 1 << 50)
         self.max_queue = whole_number(max_queue, "max_queue", 1, 1 << 20)
         self.lease_ms = whole_number(lease_ms, "lease_ms", 0, 60_000)
-        self.objects = Objects(host.layout, host.region, whole_number(extent, "extent", 1, 1 << 16))
+        shards = whole_number(shards, "shards", 1, MOST_SHARDS)
+        shard = whole_number(shard, "shard", 0, shards - 1)
+        extent = whole_number(extent, "extent", 1, 1 << 16)
+        self.objects = Objects(host.layout, host.region, extent, shard, shards)
         cache = host.cache
         self.need = -(-cache.window // cache.page_size) if cache.swa_pages else 0
         self._lock = threading.Condition()
@@ -269,6 +276,7 @@ class GCacheTier:
             masks = self.client.exists(
                 names[first:last], extents, self.lease_ms, want=self.objects.want, deadline=self.timeout / 2
             )
+            masks = [self.objects.whole(mask) for mask in masks]
             away = {name for name, state in self.client.breakers().items() if state != "closed"}
             if away and any(not mask and self.client.locate(e) in away for mask, e in zip(masks, extents, strict=True)):
                 self.miss(handle, "unreachable")

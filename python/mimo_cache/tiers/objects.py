@@ -1,9 +1,9 @@
 """Objects of GCache: what a page is called there, and what its bytes are.
 
-One object for each page and group. A full page's value is the page's bytes, an SWA page's the same and a trailer of 36
-bytes: how many tokens its MTP rows were made with, and up to eight of them, each a little-endian u32. Lengths are
-exact, and what does not fit is no page. Names come from the planner and hold the layout of the bytes, so that another
-layout is another name; its first four bytes go with each value and are compared as well.
+One object for each page, group and shard of the KV heads. A full page's value is the page's bytes, an SWA page's the
+same and a trailer of 36 bytes: how many tokens its MTP rows were made with, and up to eight of them, each a little-
+endian u32. Lengths are exact, and what does not fit is no page. Names come from the planner and hold the layout of
+the bytes, so that another layout is another name; its first four bytes go with each value and are compared as well.
 """
 
 from __future__ import annotations
@@ -19,7 +19,8 @@ from mimo_cache.gcache.types import ObjectId
 __all__ = ["FULL", "RECORD_BYTES", "SWA", "Objects", "pack_record", "unpack_record"]
 
 FULL, SWA = 0, 32
-"""Parts of an object's name: group x 32 + shard, of one shard."""
+"""Parts of an object's name: group x 32 + shard."""
+MOST_SHARDS = 32
 RECORD = struct.Struct("<9I")
 RECORD_BYTES = RECORD.size
 LONGEST = 8
@@ -41,15 +42,18 @@ def unpack_record(trailer: bytes | bytearray, most: int) -> list[int] | None:
 
 @dataclass(frozen=True)
 class Objects:
-    """Names, sizes and memory of the pages of one host tier. extent: pages that GCache places together."""
+    """Names, sizes and memory of the pages of one host tier. extent: pages that GCache places together. shard: which of
+    `shards` this one's KV is, each of them in a process of its own."""
 
     layout: DeviceLayout
     region: HostRegion
     extent: int
+    shard: int = 0
+    shards: int = 1
 
     def bytes_of(self, part: int) -> int:
         """Bytes of a page's value."""
-        return self.layout.full_page_bytes if part == FULL else self.layout.swa_page_bytes + RECORD_BYTES
+        return self.layout.full_page_bytes if part < SWA else self.layout.swa_page_bytes + RECORD_BYTES
 
     def page(self, part: int, host_page: int, writable: bool = False) -> memoryview:
         """A page's bytes where they lie in host memory, without what it is rounded up with."""
@@ -66,8 +70,8 @@ class Objects:
         return [self.extent_of(names, page) for page in range(start, end)]
 
     def object(self, names: Sequence[bytes], page: int, part: int) -> ObjectId:
-        """Of a page of a prefix whose pages have these names, from the first one on."""
-        return ObjectId(names[page], part, self.extent_of(names, page))
+        """This shard's of a page of a prefix whose pages have these names, from the first one on."""
+        return ObjectId(names[page], part + self.shard, self.extent_of(names, page))
 
     @property
     def number(self) -> int:
@@ -76,9 +80,23 @@ class Objects:
 
     @property
     def want(self) -> int:
-        """Mask of the parts that pages have."""
+        """Mask of the parts that pages have, of all shards."""
         full, swa = self.layout.full_page_bytes > 0, self.layout.swa_page_bytes > 0
-        return (full << FULL) | (swa << SWA)
+        return ((full << FULL) | (swa << SWA)) * self._all
+
+    @property
+    def own(self) -> int:
+        """The same of this shard."""
+        return self.want & (((1 << FULL) | (1 << SWA)) << self.shard)
+
+    @property
+    def _all(self) -> int:
+        return (1 << self.shards) - 1
+
+    def whole(self, mask: int) -> int:
+        """What a page is good for: a group counts when all of its shards are there. Bits `FULL` and `SWA`."""
+        there = [part for part in (FULL, SWA) if mask >> part & self._all == self._all]
+        return sum(1 << part for part in there)
 
     def wanted(self, end: int, need: int) -> list[tuple[int, int]]:
         """(page, part) of all that a boundary before page `end` needs: full pages, and the SWA pages of its window."""

@@ -189,11 +189,11 @@ class Writer:
         before, cause = (self._counts["bytes_out"], self._counts["pages_failed"]), "failed"
         try:
             objects, names = self.tier.objects, loan.names
-            masks = self.tier.client.exists(names, objects.extents(names, 0, len(names)), want=objects.want)
+            masks = self.tier.client.exists(names, objects.extents(names, 0, len(names)), want=objects.own)
             pages = [(page, host, FULL, b"") for page, host in loan.full]
             for (page, host), record in zip(loan.swa, loan.records, strict=True):
                 pages.append((page, host, SWA, pack_record(record)))
-            absent = [one for one in pages if not masks[one[0]] >> one[2] & 1]
+            absent = [one for one in pages if not masks[one[0]] >> (one[2] + objects.shard) & 1]
             self._count(writes=1, pages_there=len(pages) - len(absent))
             self._put(names, absent)
             cause = "failed" if self._counts["pages_failed"] > before[1] else ""
