@@ -389,8 +389,8 @@ MUTATIONS: tuple[Mutation, ...] = (
     Mutation(
         "an entry's word is stored first",
         "src/shm/room.rs",
-        "for n in [1, 2, 3, 0] {",
-        "for n in [0, 1, 2, 3] {",
+        "let words = shape.encode(first, self.next_generation());\n        for n in [1, 2, 3, 0] {",
+        "let words = shape.encode(first, self.next_generation());\n        for n in [0, 1, 2, 3] {",
         "shm_machine",
     ),
     Mutation(
@@ -602,6 +602,27 @@ MUTATIONS: tuple[Mutation, ...] = (
         "seq.base == self.base_key(&seq.key) && self.tree.roots[seq.root].attached",
         "seq.committed < u64::MAX",
         "tiers",
+    ),
+    Mutation(
+        "what a step still writes is lent",
+        "src/cache/lend.rs",
+        "if !self.are_written(place, &full, &pages) || ",
+        "if ",
+        "loads",
+    ),
+    Mutation(
+        "the next boundary goes down in another namespace",
+        "src/tier/save.rs",
+        "end - 1..end)? != [name] {",
+        "end - 1..end)?.is_empty() {",
+        "tier_chains",
+    ),
+    Mutation(
+        "a request's second way down copies what the first one does",
+        "src/tier/save.rs",
+        "if again && self.joins(",
+        "if false && again && self.joins(",
+        "tier_chains",
     ),
 )
 

@@ -1466,6 +1466,12 @@ class TierStats:
     @property
     def fetching(self) -> int:
         """Fetches on their way now."""
+    @property
+    def dirty_pages(self) -> int:
+        """Pages that wait to be written back."""
+    @property
+    def gone(self) -> int:
+        """Boundaries that the cache had dropped when their turn to go down came."""
 
 @final
 class CopyJob:

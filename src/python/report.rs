@@ -429,5 +429,9 @@ counters! {
         saving_pages,
         /// Fetches on their way now.
         fetching,
+        /// Pages that wait to be written back.
+        dirty_pages,
+        /// Boundaries that the cache had dropped when their turn to go down came.
+        gone,
     }
 }

@@ -5,6 +5,7 @@
 //! takes more than a quarter of a pool above, the oldest goes down. What the cache above drops before that is lost.
 
 use super::Tiers;
+use super::save::BOUNDARIES;
 use super::tiers::Rest;
 use super::types::{Prefix, Save, Story};
 use crate::cache::{Cache, PageKey};
@@ -22,6 +23,8 @@ pub(super) struct Dirty {
     prompts: VecDeque<Noted>,
     full: u64,
     swa: u64,
+    /// Tokens that are kept of them.
+    tokens: u64,
 }
 
 #[derive(Debug)]
@@ -29,6 +32,8 @@ struct Noted {
     rest: Rest,
     /// Deepest boundary in tokens, and the key of the page that ends there.
     end: (u64, PageKey),
+    /// Tokens that the earliest of its turns began with.
+    start: u64,
     full: u64,
     swa: u64,
 }
@@ -43,6 +48,7 @@ impl Dirty {
         let noted = self.prompts.remove(at)?;
         self.full -= noted.full;
         self.swa -= noted.swa;
+        self.tokens -= noted.rest.story.tokens.len() as u64;
         Some(noted)
     }
 }
@@ -53,21 +59,26 @@ impl Tiers {
         let (mut chain, _) = self.wanted(above, prefix, start)?;
         let Some(&(deepest, name)) = chain.first() else { return Ok(()) };
         let page = self.page();
-        let mut full = (deepest.at - start.min(deepest.at)) / page;
+        let mut start = start.min(deepest.at);
         let keys = above.page_keys(prefix.tokens, prefix.key, prefix.spans, 0..deepest.at / page)?;
         let earlier = |n: &Noted| n.end.0 <= deepest.at && keys[(n.end.0 / page - 1) as usize] == n.end.1;
         while let Some(at) = self.dirty.prompts.iter().position(earlier) {
             let old = self.dirty.pop(at).expect("found just now");
-            full += old.full;
+            start = start.min(old.start);
             chain.extend(old.rest.chain);
         }
+        // Of earlier turns' boundaries those that the cache above still keeps.
+        let kept = above.boundaries(prefix.tokens, prefix.key, prefix.spans, start.saturating_sub(1), BOUNDARIES)?;
+        let before = |at: u64| kept.iter().any(|k| k.at == at || k.at == at + page);
+        chain.retain(|(boundary, _)| before(boundary.at));
         chain.sort_unstable_by_key(|(boundary, _)| std::cmp::Reverse(boundary.at));
         chain.dedup_by_key(|(boundary, _)| boundary.at);
-        let swa = chain.len() as u64 * self.need();
+        let (full, swa) = ((deepest.at - start) / page, chain.len() as u64 * self.need());
         self.dirty.full += full;
         self.dirty.swa += swa;
         let rest = Rest::of(prefix, chain);
-        self.dirty.prompts.push_back(Noted { rest, end: (deepest.at, name), full, swa });
+        self.dirty.tokens += rest.story.tokens.len() as u64;
+        self.dirty.prompts.push_back(Noted { rest, end: (deepest.at, name), start, full, swa });
         Ok(())
     }
 
@@ -79,7 +90,14 @@ impl Tiers {
     pub fn write_back(&mut self, above: &mut Cache) -> Result<Option<(Save, Story)>> {
         let c = above.config();
         let (full, swa) = (u64::from(c.full_pages) / SHARE, u64::from(c.swa_pages) / SHARE);
-        while self.dirty.full > full || self.dirty.swa > swa || self.dirty.prompts.len() > MOST {
+        // Tokens are kept of whole prompts, which share pages: as many as the cache above could have without sharing.
+        let tokens = u64::from(c.full_pages.max(c.swa_pages)) * self.page();
+        loop {
+            let dirty = &self.dirty;
+            let most = dirty.full <= full && dirty.swa <= swa && dirty.tokens <= tokens;
+            if most && dirty.prompts.len() <= MOST {
+                return Ok(None);
+            }
             if self.stats().saving_pages >= u64::from(self.config.max_saving) {
                 return Ok(None);
             }
@@ -91,6 +109,5 @@ impl Tiers {
                 return Ok(Some((save, story)));
             }
         }
-        Ok(None)
     }
 }

@@ -9,7 +9,7 @@ use crate::key::{PageKeys, spans_before};
 use crate::policy::kind;
 
 /// Boundaries of one prefix looked at, the deepest.
-const BOUNDARIES: usize = 64;
+pub(super) const BOUNDARIES: usize = 64;
 
 /// A load of the host tier that has begun.
 #[derive(Debug, Default)]
@@ -57,6 +57,9 @@ impl Tiers {
             self.stats.no_room_below += 1;
             chain.clear();
         }
+        if again && self.joins(prefix, &mut chain)? {
+            return Ok(None);
+        }
         let opened = self.open_below(prefix, &mut chain, keys, again)?;
         let Some(seq) = opened else {
             if !again {
@@ -103,6 +106,23 @@ impl Tiers {
         Ok((chain, PageKeys::new(root, 0, keys)))
     }
 
+    /// A request whose earlier boundaries are still going down: the new ones follow them, in order.
+    fn joins(&mut self, prefix: &Prefix<'_>, chain: &mut Chain) -> Result<bool> {
+        let Prefix { tokens, key, spans, .. } = *prefix;
+        for going in self.going.values_mut().filter(|g| g.awaited.is_none()) {
+            let known = self.host.info(going.seq)?.known;
+            if known > tokens.len() as u64 || !self.host.begins_like(going.seq, tokens, key, spans, known) {
+                continue;
+            }
+            let old = going.rest.take().map_or_else(Vec::new, |rest| rest.chain);
+            chain.retain(|(boundary, _)| boundary.at > known);
+            chain.extend(old);
+            going.rest = (!chain.is_empty()).then(|| Rest::of(prefix, std::mem::take(chain)));
+            return Ok(true);
+        }
+        Ok(false)
+    }
+
     /// A sequence of the host tier that reaches to the deepest of these boundaries for which there is room; those beyond
     /// are dropped. `None`: there is no room, or nothing to do.
     pub(super) fn open_below(
@@ -139,11 +159,21 @@ impl Tiers {
     pub(super) fn go_on(
         &mut self,
         above: &mut Cache,
-        seq: SeqId,
+        mut seq: SeqId,
         prefix: &Prefix<'_>,
         mut chain: Chain,
     ) -> Result<Option<Save>> {
         while let Some((boundary, name)) = chain.pop() {
+            if boundary.at > self.host.info(seq)?.known {
+                // It was added when the sequence was open already.
+                self.host.finish(seq)?;
+                chain.push((boundary, name));
+                match self.open_below(prefix, &mut chain, PageKeys::default(), true)? {
+                    Some(longer) => seq = longer,
+                    None => return Ok(None),
+                }
+                continue;
+            }
             if self.stats().saving_pages >= u64::from(self.config.max_saving) {
                 self.stats.no_room_below += 1;
                 break;

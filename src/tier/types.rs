@@ -258,8 +258,8 @@ pub struct TierStats {
     pub saving_pages: u64,
     /// Loads on their way now.
     pub fetching: u64,
-    /// Pages that wait to be written back, and boundaries that were gone when their turn came.
+    /// Pages that wait to be written back.
     pub dirty_pages: u64,
-    /// See `dirty_pages`.
+    /// Boundaries that the cache above had dropped when their turn to go down came.
     pub gone: u64,
 }

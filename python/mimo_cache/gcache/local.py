@@ -135,5 +135,15 @@ def local_nodes(folder: Path, names: Sequence[str], size: int, port: int = 0) ->
             running.append(LocalNode(folder, name, size, port + n if port else 0))
         yield running
     finally:
-        for node in running:
+        stop_all(running)
+
+
+def stop_all(nodes: Sequence[LocalNode]) -> None:
+    """All of them, in order; where that is interrupted, as `kill -9` does."""
+    try:
+        for node in nodes:
             node.stop()
+    except BaseException:
+        for node in nodes:
+            node.kill()
+        raise

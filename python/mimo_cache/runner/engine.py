@@ -96,8 +96,7 @@ class Engine:
         tier, self.tier, self.remote = self.tier, None, None
         if tier is not None:
             tier.cancel_fetches()
-        for lane in [lane for lane in self.running if lane.fetch is not None]:
-            self._stand(lane)
+        self._stand_back()
 
     def abort(self, uid: int) -> bool:
         """Ends a request; False when it is not there any more."""
@@ -165,9 +164,7 @@ class Engine:
                     continue
                 lane.seq.abort()
             self.running.remove(lane)
-        for lane in self.running:
-            if lane.fetch is not None:
-                self._stand(lane)
+        self._stand_back()
         self.fresh.clear()
         with suppress(StepOrderError):  # it had not begun, or it was retired
             self.cache.retire(step)
@@ -176,6 +173,8 @@ class Engine:
     def _admit(self) -> OutOfPages | None:
         """Opens waiting requests in order, but for those that wait for GCache; the refusal of one that can never be
         served."""
+        if self.tier is not None:  # what it gives back may be what the next one needs
+            self.core(self.tier.poll)
         while len(self.running) < self.max_running:
             lane = self._next()
             if lane is None:
@@ -233,8 +232,14 @@ class Engine:
     def _stand(self, lane: Lane) -> None:
         """A lane stands where its sequence does, with or without what is on its way."""
         lane.committed, lane.rows = int(lane.seq.committed), 0
-        lane.fetch = lane.fetch if lane.committed == getattr(lane.fetch, "end", None) else None
+        if lane.fetch is not None and lane.committed != lane.fetch.end:
+            lane.fetch.missed(lane.report.misses)
+            lane.fetch = None
         lane.mtp_done = [lane.final(k) for k in range(self.heads)]
+
+    def _stand_back(self) -> None:
+        for lane in [lane for lane in self.running if lane.fetch is not None]:
+            self._stand(lane)
 
     def _batch(self, batch: list[Lane]) -> None:
         """Adds the lanes that have slots for this step, decoding ones first."""
@@ -273,7 +278,6 @@ class Engine:
             for lane in batch:
                 if lane.uid in ended | computed:
                     self._go_down(lane)
-            self.core(self.tier.poll)
         return outputs
 
     def _go_down(self, lane: Lane) -> None:
@@ -429,13 +433,8 @@ class Engine:
         self.tally.rebuilds += len(works)
 
     def _output(self, lane: Lane, token: int, logits: Any, now: float) -> Output:
-        params, config = lane.params, self.model.config
-        finish = None
-        if token in params.stop_token_ids or (not params.ignore_eos and token in config.eos_token_ids):
-            finish = "stop"
-        elif lane.known + 1 - lane.prompt >= params.max_tokens:
-            finish = "length"
-        kept = logits.clone() if params.keep_logits else None
+        finish = lane.finish_of(token, self.model.config.eos_token_ids)
+        kept = logits.clone() if lane.params.keep_logits else None
         return Output(lane.uid, token, kept, finish, lane.report, lane.sources, lane.wait, now)
 
     def _leave(self, lane: Lane, call: Callable[[], None]) -> None:

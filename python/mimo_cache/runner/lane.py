@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -77,6 +78,12 @@ class Lane:
     wait: float = 0.0
     told: bool = False
     mtp_done: list[int] = field(default_factory=list)
+
+    def finish_of(self, token: int, eos: Sequence[int]) -> str | None:
+        """Why the request ends with this token, which is not known yet: "stop" or "length"; None when it goes on."""
+        if token in self.params.stop_token_ids or (not self.params.ignore_eos and token in eos):
+            return "stop"
+        return "length" if self.known + 1 - self.prompt >= self.params.max_tokens else None
 
     def final(self, head: int) -> int:
         """Rows below this are final in an MTP head: they are committed, and the tokens they need are known."""

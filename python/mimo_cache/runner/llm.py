@@ -320,6 +320,8 @@ class LLM:
             self.engine.abort(uid)
             self._boxes.pop(uid, None)
             self._refusals.pop(uid, None)
+            if self.engine.tier is not None and not self.engine.busy:
+                self.engine.tier.drain()  # what goes down goes on with steps, and there are none now
 
     def _ids(self, prompt: Prompt) -> Sequence[int]:
         return self.tokenizer.encode(prompt) if isinstance(prompt, str) else prompt

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any, Literal, TypeAlias
 
@@ -40,6 +40,10 @@ __all__ = ["Fetch", "HostTier"]
 Tokens: TypeAlias = list[int] | npt.NDArray[np.integer[Any]]
 MULTIPLE = 4
 """Host pages for each device page, where the caller does not say (production advice: 3 to 5)."""
+
+
+AT_ONCE = 32
+"""Prompts that are written back at once; the copier takes some more."""
 
 
 class Fetch:
@@ -92,6 +96,10 @@ class Fetch:
         outcome = self.job.outcome
         self._span.end(cause=None if arrived else "given up" if outcome == "done" else outcome)
 
+    def missed(self, misses: Mapping[str, int]) -> None:
+        """Its request computes these tokens after all (`Report.misses`)."""
+        self._watch.missed(misses)
+
     def cancel(self) -> None:
         """Asks it to end without its bytes."""
         self.job.cancel()
@@ -139,6 +147,7 @@ class HostTier:
         """Called with (tokens, key, spans) at every `save`."""
         self._fetches: dict[int, Fetch] = {}
         self._saves: dict[int, CopyJob] = {}
+        self._closing = False
         self._saving: dict[int, tuple[Tokens, Key | None, Any, int]] = {}
         self._begun: dict[int, tuple[float, Span]] = {}
 
@@ -250,7 +259,7 @@ class HostTier:
         for number, job in list(self._saves.items()):
             if job.done():
                 self._end(number, job)
-        while self.write == "back" and (back := self.planner.write_back()) is not None:
+        while self.write == "back" and len(self._saves) < AT_ONCE and (back := self.planner.write_back()) is not None:
             self._submit(*back)
 
     @property
@@ -279,13 +288,13 @@ class HostTier:
             self.watch.moved("down", job.copied_bytes)
             begun[1].end(cause=None if ok else job.outcome)
         saving = self._saving.pop(number, None)
-        if saving is None:
-            return
-        tokens, key, spans, boundary = saving
-        if ok:
+        if saving is not None and ok:
             for saved in tuple(self.on_saved):
-                _tell(saved, tokens, key, spans, boundary)
-        self._submit(following, tokens, key, spans)
+                _tell(saved, *saving)
+        if saving is not None and not self._closing:
+            self._submit(following, *saving[:3])
+        elif following is not None:
+            self.planner.saved(following.id, False)
 
     def _rest(self) -> None:
         """Waits until no copy runs."""
@@ -310,6 +319,7 @@ class HostTier:
 
     def close(self) -> None:
         """Ends all moves and gives the copy threads back; what the host tier holds is not found any more."""
+        self._closing = True
         self.cancel_fetches()
         for job in self._saves.values():
             job.cancel()

@@ -7,8 +7,10 @@ at 0 with the cache or the tier, and end in `_total`; what has no such end is a 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any, TypeAlias
 
+from mimo_cache.tiers.errors import CopierClosed
 from mimo_cache.tiers.gcache import GCacheTier
 from mimo_cache.tiers.host import HostTier
 from mimo_cache.tiers.watch import BUCKETS, Histogram
@@ -119,6 +121,7 @@ def _host(text: _Text, tier: HostTier, moved: Mapping[str, Any]) -> None:
         "no_room_below": stats.no_room_below,
         "fetch_failed": stats.fetches_failed,
         "save_failed": stats.saves_failed,
+        "gone": stats.gone,
         "receive_failed": stats.receives_failed,
     }
     text.add("host_misses_total", "Moves that were not made or brought nothing, by cause.", ("cause",), _each(causes))
@@ -129,7 +132,10 @@ def _host(text: _Text, tier: HostTier, moved: Mapping[str, Any]) -> None:
     text.times("layer_wait_seconds", "What a step waited for one layer's pages.", watch.layers)
     text.one("wait_seconds_total", "What steps waited for pages on their way to the device.", moved["waited"])
     text.one("copy_seconds_total", "What copy threads worked on pages that arrived on the device.", moved["copied"])
-    jobs, size = tier.copier.in_flight()
+    jobs = size = 0
+    with suppress(CopierClosed):
+        jobs, size = tier.copier.in_flight()
+    text.one("host_dirty_pages", "Pages that wait to be written back.", stats.dirty_pages)
     text.one("copier_jobs", "Copies queued and under way.", jobs)
     text.one("copier_bytes", "Their bytes.", size)
     text.one("host_fetching", "Fetches on their way.", stats.fetching)

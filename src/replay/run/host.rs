@@ -53,6 +53,10 @@ impl HostOptions {
                 return Err(Error::invalid(what, tier.ratio, "none for requests that overlap"));
             }
         }
+        if self.gcache.is_some() && self.host.write == Write::Back {
+            // It would have to be told of prompts that go down when others come.
+            return Err(Error::invalid("gcache", "given", "None with a host tier that is written back"));
+        }
         Ok(())
     }
 }

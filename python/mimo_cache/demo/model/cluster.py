@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mimo_cache import GCacheClient, Geometry, MimoCacheError
-from mimo_cache.gcache.local import SHARED, LocalNode, program
+from mimo_cache.gcache.local import SHARED, LocalNode, program, stop_all
 from mimo_cache.gcache.types import NodeStats
 
 NAMES = ("node-1", "node-2", "node-3")
@@ -101,11 +101,6 @@ class Cluster:
         return node
 
 
-def _stop(nodes: list[LocalNode]) -> None:
-    for node in nodes:
-        node.stop()
-
-
 @contextmanager
 def running(geometry: Geometry) -> Iterator[Cluster]:
     """Nodes for pages of this geometry, which serve until the context is left.
@@ -120,7 +115,7 @@ def running(geometry: Geometry) -> Iterator[Cluster]:
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="mimo-demo-", dir=shared)))
             disks = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="mimo-demo-disk-")))
             nodes: list[LocalNode] = []
-            stack.callback(_stop, nodes)
+            stack.callback(stop_all, nodes)
             for name in NAMES:
                 more = f'[[disk]]\npath = "{disks}/{name}"\nsize = "{sizes.disk}B"\nsegment = "{sizes.segment}B"\n'
                 nodes.append(LocalNode(folder, name, sizes.memory, more=more, slab=sizes.slab))

@@ -166,13 +166,16 @@ class Story:
         self.rows = MtpRows(self.llm.engine)
 
     def _kill_in_a_step(self, cluster: Cluster, prompt: list[int], turn: int) -> None:
-        """When the next step has computed its rows, kills a node without which a prompt is not whole: of those that own
-        pages of it the one whose first page comes last, so that what is before can still be had."""
+        """When the next step of this prompt has computed its rows, kills a node without which it is not whole: of those
+        that own pages of it the one whose first page comes last, so that what is before can still be had."""
         engine = self.llm.engine
         seen = engine.on_rows
         assert seen is not None
 
         def kill(lane: Lane, work: Any) -> None:
+            if lane.ids[: lane.prompt].tolist() != prompt:
+                seen(lane, work)
+                return
             engine.on_rows = seen
             owners = self._owners(prompt, 0, (len(prompt) - 1) // self.llm.geometry.page_size)
             name = max(owners, key=owners.index)
