@@ -745,3 +745,23 @@ def test_a_page_counts_when_all_its_shards_are_there(site: Site, alone: dict[str
     for shard, shards in ((2, 2), (-1, 2), (0, 33), (0, 0)):
         with pytest.raises(InvalidArgument, match="shard"):
             site.llm(shard=shard, shards=shards)
+
+
+def test_nodes_may_come_as_the_environment_has_them(path: Path, cluster: list[RunningNode]) -> None:
+    text = "What one process computed another one reads. " * 5
+    made = []
+    for _ in range(2):
+        options = {"backend": "reference", "memory": "4M", "host_memory": "8M"}
+        llm = LLM(path, gcache=",".join(node.address for node in cluster), **options)  # type: ignore[arg-type]
+        made.append(llm.generate(text, PARAMS)[0])
+        flush(llm)
+        llm.close()
+    same(made[1], made[0])
+    assert brought(made[1]) == whole(llm, text)  # it waits for them, unless told otherwise
+
+
+def test_options_that_there_are_not_are_named(path: Path) -> None:
+    with pytest.raises(RequestError, match=r"gcache_options has 'patience', allowed are .*prefetch"):
+        LLM(path, host_memory="8M", gcache=["127.0.0.1:1"], gcache_options={"patience": 1})
+    with pytest.raises(RequestError, match="host_memory is '8X'"):
+        LLM(path, host_memory="8X")

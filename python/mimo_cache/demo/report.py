@@ -15,7 +15,7 @@ CAUSES = {
     "evicted": "full KV was cached once and evicted",
     "in_flight": "another request is computing it",
     "capacity": "could not be cached",
-    "never_seen": "new tokens",
+    "never_seen": "new to this engine",
     "partial_page": "after the last whole page",
 }
 STATES = ("free", "private", "cached", "leased", "quarantined", "promised")

@@ -26,11 +26,11 @@ class Budget:
     scratch_pages: int
 
 
-def parse_bytes(text: str | int) -> int:
+def parse_bytes(text: str | int, what: str = "memory") -> int:
     """Bytes of "512M", "8G" or a number; units are powers of 1,024. Raises `RequestError`."""
     found = re.fullmatch(r"([0-9]{1,15}(?:\.[0-9]{1,6})?)\s*([KMGT]?)(?:i?B)?", str(text).strip(), re.IGNORECASE)
     if found is None:
-        raise RequestError(f"memory is {str(text)[:40]!r}, allowed is a number of bytes such as 512M or 8G")
+        raise RequestError(f"{what} is {str(text)[:40]!r}, allowed is a number of bytes such as 512M or 8G")
     return int(float(found[1]) * UNITS[found[2].upper()])
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import inspect
 import os
 import threading
 import time
@@ -66,6 +67,9 @@ class Piece:
     sources: Sources
 
 
+GCACHE_OPTIONS = tuple(name for name in inspect.signature(GCacheTier).parameters if name not in ("host", "client"))
+
+
 class LLM:
     """A model that generates through a prefix cache.
 
@@ -78,7 +82,8 @@ class LLM:
     - `max_running`: sequences in one step; `max_step_tokens`: their rows, which bounds a prefill chunk.
     - `host_memory`: bytes of a host tier below the device's pools (docs/tiers.md), by default none; `host_write`: when
       prefixes go down to it, "through", "back" or "hit<n>".
-    - `gcache`: nodes of a GCache cluster below the host tier, or a client of one, which stays the caller's;
+    - `gcache`: nodes of a GCache cluster below the host tier, as a list or as `GCACHE_NODES` has them, or a client of
+      one, which stays the caller's;
       `gcache_options` are those of `GCacheTier`. `weights`: the version of the weights, part of the names of pages;
       with `gcache` by default a digest of the checkpoint's files and of the backend.
     - `tracer`: gets spans of what moves between tiers (`mimo_cache.tiers.trace`): a tracer of OpenTelemetry, or True
@@ -105,7 +110,7 @@ class LLM:
         max_step_tokens: int = 512,
         host_memory: str | int | None = None,
         host_write: str = "through",
-        gcache: GCacheClient | Sequence[str] | None = None,
+        gcache: GCacheClient | Sequence[str] | str | None = None,
         gcache_options: Mapping[str, Any] | None = None,
         weights: str | bytes | None = None,
         tracer: Any = None,
@@ -130,6 +135,9 @@ class LLM:
                 f"path is of type {type(path).__name__}, allowed is str or os.PathLike of str"
             ) from error
         self.tokenizer = Tokenizer(self.path)
+        options = dict(gcache_options or {})
+        if unknown := [name for name in options if name not in GCACHE_OPTIONS]:
+            raise RequestError(f"gcache_options has {unknown[0]!r}, allowed are {', '.join(GCACHE_OPTIONS)}")
         if gcache is not None and host_memory is None:
             raise RequestError("gcache is given without host_memory, allowed is both: its pages come into host memory")
         config, loaded = load(self.path, dtype=dtype, device=device, mtp=mtp, progress=progress)
@@ -177,7 +185,7 @@ class LLM:
         model = Model(config, loaded, kernels_class(shape), pools)
         self.tier = None
         if host_memory is not None:
-            below = budget.below(self.geometry, budget.parse_bytes(host_memory))
+            below = budget.below(self.geometry, budget.parse_bytes(host_memory, "host_memory"))
             self.tier = HostTier(
                 self.cache,
                 pools.layout(config.layer_kinds),
@@ -193,8 +201,9 @@ class LLM:
         self.remote, self._client = None, None
         if gcache is not None and self.tier is not None:
             if not isinstance(gcache, GCacheClient):
-                gcache = self._client = GCacheClient(gcache)
-            self.remote = GCacheTier(self.tier, gcache, **(gcache_options or {}))
+                nodes = gcache.split(",") if isinstance(gcache, str) else gcache
+                gcache = self._client = GCacheClient(nodes)
+            self.remote = GCacheTier(self.tier, gcache, **options)
         self.engine = Engine(
             model,
             self.cache,

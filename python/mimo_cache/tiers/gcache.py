@@ -52,7 +52,8 @@ class GCacheTier:
     """GCache below a host tier.
 
     - `write`: when what the host tier saves goes to GCache: "through", or "hit<n>", when it was matched n times.
-    - `prefetch`: "best_effort" (requests never wait), "wait" (for `timeout` at most), or "deadline:<ms>".
+    - `prefetch`: "wait" (requests wait for `timeout` at most, others pass them), "deadline:<ms>", or "best_effort"
+      (they never wait: an idle engine opens a request before its pages have come).
     - `tenant`: who owns what comes in the host tier. `extent`: pages that GCache places together, one number for all
       that share it (`Geometry`'s `extent_pages`).
     - `shard`, `shards`: which part of the KV heads this process has, of how many. A page counts when all shards have
@@ -73,7 +74,7 @@ class GCacheTier:
         client: GCacheClient,
         *,
         write: str = "through",
-        prefetch: str = "best_effort",
+        prefetch: str = "wait",
         tenant: int = 0,
         extent: int = 16,
         shard: int = 0,

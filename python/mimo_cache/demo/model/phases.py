@@ -160,7 +160,9 @@ class Story:
             held = cluster.holdings().values()
             memory, disk = sum(h.memory for h in held), sum(h.disk for h in held)
             phase.before.append(f"GCache had {memory:,} objects in memory and {disk:,} on disk.")
-        phase.before.append("Sessions asked their last question again first.")
+        phase.before.append(
+            "First, sessions that had been served asked their last question again, as far as there were turns for it."
+        )
         self.phases.append(phase)
         self.llm = self.make()
         self.rows = MtpRows(self.llm.engine)
@@ -205,7 +207,10 @@ def _beginning(cluster: Cluster, llm: LLM) -> str:
 
 def _restarted(cluster: Cluster) -> str:
     node = cluster.restart()
-    return f"{node.name} was started again (process {node.process.pid}) and found {node.objects:,} values of its own."
+    return (
+        f"{node.name} was started again (process {node.process.pid}) and found {node.objects:,} values in its memory "
+        "file, and what is on its disk."
+    )
 
 
 def _held(llm: LLM) -> tuple[int, int]:

@@ -183,7 +183,7 @@ def after(phase: Phase, turns: list[Served]) -> list[str]:
     if missing:
         out.append(f"In {missing} of {len(turns)} turns pages of the dead node were missing.")
     if phase.failed:
-        out.append(f"{phase.failed:,} puts of objects failed.")
+        out.append(f"{phase.failed:,} puts of objects did not reach a node that took them.")
     if phase.left:
         out.append(f"{phase.left:,} prefixes still waited to be written when the engine was closed.")
     if phase.misses:
@@ -236,8 +236,9 @@ def cost(r: Result) -> list[str]:
     lap = _overlap(r)
     if lap["waited_share"] is not None:
         out.append(
-            f"Overlap: {r.books.tally.fetched:,} tokens came up from host memory in {lap['copied_seconds']:.4f} s of "
-            f"copies; layers waited {lap['waited_seconds']:.4f} s for them."
+            f"Overlap: {r.books.tally.fetched:,} tokens came up from host memory, those from GCache among them. Copy "
+            f"threads worked {lap['copied_seconds']:.4f} s on them, layers waited {lap['waited_seconds']:.4f} s: with "
+            "pages as small as these mostly for threads to wake. `mimo-cache bench tiers` measures it at real sizes."
         )
     return out
 
@@ -256,8 +257,8 @@ def cluster(r: Result) -> list[str]:
         )
     g = r.books.gcache
     out.append(
-        f"  engines wrote {g['pages_out']:,} objects ({g['bytes_out'] / 1e6:.1f} MB; {g['pages_failed']:,} failed) and "
-        f"read {g['pages_in']:,} ({g['bytes_in'] / 1e6:.1f} MB)"
+        f"  engines wrote {g['pages_out']:,} objects ({g['bytes_out'] / 1e6:.1f} MB; {g['pages_failed']:,} more did "
+        f"not reach a node) and read {g['pages_in']:,} ({g['bytes_in'] / 1e6:.1f} MB)"
     )
     return out
 

@@ -209,7 +209,7 @@ def _play(
         page=plain.geometry.page_size,
         verdict=verdict,
         served=served,
-        sessions=len(scenario.sessions),
+        sessions=len({s.session for s in served}),
         compactions=sum(s.compactions for s in scenario.sessions),
         damaged=damaged,
         books=story.books,
