@@ -235,10 +235,12 @@ def cost(r: Result) -> list[str]:
             )
     lap = _overlap(r)
     if lap["waited_share"] is not None:
-        out.append(
+        out += textwrap.wrap(
             f"Overlap: {r.books.tally.fetched:,} tokens came up from host memory, those from GCache among them. Copy "
             f"threads worked {lap['copied_seconds']:.4f} s on them, layers waited {lap['waited_seconds']:.4f} s: with "
-            "pages as small as these mostly for threads to wake. `mimo-cache bench tiers` measures it at real sizes."
+            "pages as small as these mostly for threads to wake. `mimo-cache bench tiers` measures it at real sizes.",
+            108,
+            subsequent_indent="  ",
         )
     return out
 
