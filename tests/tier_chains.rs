@@ -218,3 +218,25 @@ fn tokens_of_what_waits_are_bounded() {
     }
     assert!(back > 30, "{back} of 40 prompts of 104 tokens went down, above them there is room for 256");
 }
+
+/// Two requests go on differently from a prompt whose boundaries still go down: one follows, the other has a way of its own.
+#[test]
+fn what_goes_on_differently_does_not_follow() {
+    let mut w = World::new(Write::Through);
+    let prompt = words(1, 30);
+    let longer = [&prompt[..], &words(2, 18)].concat();
+    let other = [&prompt[..], &words(3, 6)].concat();
+    w.serve(&prompt);
+    let first = w.save(&prompt, 0, false);
+    w.serve(&longer);
+    assert!(w.save(&longer, 28, true).is_none(), "it follows");
+    w.serve(&other);
+    let second = w.save(&other, 28, true);
+    assert!(second.is_some(), "it does not");
+    let mut ways = vec![first, second];
+    while ways.iter().any(Option::is_some) {
+        ways = ways.into_iter().map(|save| save.and_then(|save| w.saved(save, true))).collect();
+    }
+    w.idle();
+    assert_eq!((w.below(&prompt), w.below(&longer), w.below(&other)), (28, 44, 32));
+}

@@ -114,9 +114,13 @@ impl Tiers {
             if known > tokens.len() as u64 || !self.host.begins_like(going.seq, tokens, key, spans, known) {
                 continue;
             }
-            let old = going.rest.take().map_or_else(Vec::new, |rest| rest.chain);
-            chain.retain(|(boundary, _)| boundary.at > known);
-            chain.extend(old);
+            let follows = going.rest.as_ref().map_or(&[][..], |rest| &rest.story.tokens[..]);
+            if !tokens.starts_with(follows) {
+                continue;
+            }
+            let reach = known.max(follows.len() as u64);
+            chain.retain(|(boundary, _)| boundary.at > reach);
+            chain.extend(going.rest.take().map_or_else(Vec::new, |rest| rest.chain));
             going.rest = (!chain.is_empty()).then(|| Rest::of(prefix, std::mem::take(chain)));
             return Ok(true);
         }
