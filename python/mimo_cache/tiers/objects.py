@@ -11,7 +11,8 @@ from __future__ import annotations
 import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from functools import cached_property
+from typing import Any
 
 from mimo_cache._core import DeviceLayout, HostRegion, InvalidArgument
 from mimo_cache.gcache.types import ObjectId
@@ -51,15 +52,22 @@ class Objects:
     shard: int = 0
     shards: int = 1
 
+    @cached_property
+    def _sizes(self) -> tuple[int, int]:
+        # Asked for with each page: what the layout computes anew is kept.
+        return self.layout.full_page_bytes, self.layout.swa_page_bytes
+
     def bytes_of(self, part: int) -> int:
         """Bytes of a page's value."""
-        return self.layout.full_page_bytes if part < SWA else self.layout.swa_page_bytes + RECORD_BYTES
+        full, swa = self._sizes
+        return full if part < SWA else swa + RECORD_BYTES
 
     def page(self, part: int, host_page: int, writable: bool = False) -> memoryview:
         """A page's bytes where they lie in host memory, without what it is rounded up with."""
-        group: Literal["full", "swa"] = "full" if part == FULL else "swa"
-        size = self.layout.full_page_bytes if part == FULL else self.layout.swa_page_bytes
-        return self.region.page(group, host_page, writable=writable)[:size]
+        full, swa = self._sizes
+        if part == FULL:
+            return self.region.page("full", host_page, writable=writable)[:full]
+        return self.region.page("swa", host_page, writable=writable)[:swa]
 
     def extent_of(self, names: Sequence[bytes], page: int) -> bytes:
         """Name of the first page of a page's extent."""
@@ -73,7 +81,7 @@ class Objects:
         """This shard's of a page of a prefix whose pages have these names, from the first one on."""
         return ObjectId(names[page], part + self.shard, self.extent_of(names, page))
 
-    @property
+    @cached_property
     def number(self) -> int:
         """The layout number that goes with each value."""
         return int.from_bytes(self.layout.digest[:4], "little")
