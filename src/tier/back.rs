@@ -89,7 +89,8 @@ impl Tiers {
     /// As [`Cache::match_tokens`].
     pub fn write_back(&mut self, above: &mut Cache) -> Result<Option<(Save, Story)>> {
         let c = above.config();
-        let (full, swa) = (u64::from(c.full_pages) / SHARE, u64::from(c.swa_pages) / SHARE);
+        // Scratch pages keep no window.
+        let (full, swa) = (u64::from(c.full_pages) / SHARE, u64::from(c.swa_pages - c.scratch_pages) / SHARE);
         // Tokens are kept of whole prompts, which share pages: as many as the cache above could have without sharing.
         let tokens = u64::from(c.full_pages.max(c.swa_pages)) * self.page();
         loop {
