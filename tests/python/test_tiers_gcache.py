@@ -751,7 +751,7 @@ def test_nodes_may_come_as_the_environment_has_them(path: Path, cluster: list[Ru
     text = "What one process computed another one reads. " * 5
     made = []
     for _ in range(2):
-        options = {"backend": "reference", "memory": "4M", "host_memory": "8M"}
+        options = {"backend": "reference", "memory": "4M", "host_memory": "8M", "gcache_options": {"timeout": PATIENCE}}
         llm = LLM(path, gcache=",".join(node.address for node in cluster), **options)  # type: ignore[arg-type]
         made.append(llm.generate(text, PARAMS)[0])
         flush(llm)
