@@ -56,12 +56,11 @@ impl Dirty {
 impl Tiers {
     /// Notes what a prompt has made since it began with `start` tokens.
     pub(super) fn note_dirty(&mut self, above: &Cache, prefix: &Prefix<'_>, start: u64) -> Result<()> {
-        let (mut chain, _) = self.wanted(above, prefix, start)?;
+        let (mut chain, keys) = self.wanted(above, prefix, start)?;
         let Some(&(deepest, name)) = chain.first() else { return Ok(()) };
         let page = self.page();
         let mut start = start.min(deepest.at);
-        let keys = above.page_keys(prefix.tokens, prefix.key, prefix.spans, 0..deepest.at / page)?;
-        let earlier = |n: &Noted| n.end.0 <= deepest.at && keys[(n.end.0 / page - 1) as usize] == n.end.1;
+        let earlier = |n: &Noted| n.end.0 <= deepest.at && keys.get(n.end.0 / page - 1) == Some(&n.end.1);
         while let Some(at) = self.dirty.prompts.iter().position(earlier) {
             let old = self.dirty.pop(at).expect("found just now");
             start = start.min(old.start);

@@ -6,6 +6,7 @@ import json
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -63,8 +64,8 @@ def test_first_tokens_by_source(tmp_path: Path, capsys: pytest.CaptureFixture[st
 def test_a_request_from_elsewhere_ends_the_bench(monkeypatch: pytest.MonkeyPatch) -> None:
     generate = LLM.generate
 
-    def elsewhere(self: LLM, *args: object, **named: object) -> list[Completion]:
-        done = generate(self, *args, **named)  # type: ignore[arg-type]
+    def elsewhere(self: LLM, *args: Any, **named: Any) -> list[Completion]:
+        done = generate(self, *args, **named)
         return [replace(one, sources=replace(one.sources, host=0, computed=one.sources.total)) for one in done]
 
     monkeypatch.setattr(LLM, "generate", elsewhere)

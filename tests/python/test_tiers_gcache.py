@@ -738,7 +738,7 @@ def test_a_page_counts_when_all_its_shards_are_there(site: Site, alone: dict[str
         llm, made = serve(shard)
         assert brought(made) == whole(llm, LONG)
     tier = remote(llm)
-    names = llm.tier.planner.names(llm.tokenizer.encode(LONG))  # type: ignore[union-attr]
+    names = tier.host.planner.names(llm.tokenizer.encode(LONG))
     gone = tier.objects.object(names, 1, FULL)._replace(part=FULL)  # the other one's
     assert tier.client.delete([gone]).deleted == 1
     assert brought(serve(1)[1]) == 0
@@ -751,8 +751,14 @@ def test_nodes_may_come_as_the_environment_has_them(path: Path, cluster: list[Ru
     text = "What one process computed another one reads. " * 5
     made = []
     for _ in range(2):
-        options = {"backend": "reference", "memory": "4M", "host_memory": "8M", "gcache_options": {"timeout": PATIENCE}}
-        llm = LLM(path, gcache=",".join(node.address for node in cluster), **options)  # type: ignore[arg-type]
+        llm = LLM(
+            path,
+            backend="reference",
+            memory="4M",
+            host_memory="8M",
+            gcache=",".join(node.address for node in cluster),
+            gcache_options={"timeout": PATIENCE},
+        )
         made.append(llm.generate(text, PARAMS)[0])
         flush(llm)
         llm.close()

@@ -41,12 +41,18 @@ def idle(made: Any, tier: HostTier) -> None:
 
 
 def test_a_small_scratch_serves_what_it_serves_without_a_host_tier() -> None:
-    sizes = {"page_size": 2, "scratch_pages": 2, "max_step_tokens": 8, "full_pages": 260, "swa_pages": 80}
+    sizes: dict[str, Any] = {
+        "page_size": 2,
+        "scratch_pages": 2,
+        "max_step_tokens": 8,
+        "full_pages": 260,
+        "swa_pages": 80,
+    }
     prompts = ["The class statement defines a class object. " * n + "What else?" for n in (6, 2, 6)]
     other = [f"The {word} statement does something else. " * 9 for word in ("print", "lambda")]
     made = []
     for memory in (None, "64M"):
-        llm = LLM("tiny", host_memory=memory, host_write="through", retention="prompt_end", **sizes)  # type: ignore[arg-type]
+        llm = LLM("tiny", host_memory=memory, host_write="through", retention="prompt_end", **sizes)
         made.append(
             [llm.generate(p, SamplingParams(max_tokens=4))[0].token_ids for p in (prompts[0], *other, *prompts)]
         )

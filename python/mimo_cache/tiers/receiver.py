@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -79,59 +79,46 @@ class Receiver:
         if not self.tier.take(room):
             self.tier.miss(handle, "busy")
             return None
-        try:
-            return self._receive(handle, names, at, first, masks, got, until)
-        finally:
-            self.tier.give_back(room)
-
-    def _receive(
-        self,
-        handle: Prefetch,
-        names: Sequence[bytes],
-        at: int,
-        first: int,
-        masks: list[int],
-        got: Got,
-        until: float,
-    ) -> bool | None:
-        planner, page = self.tier.host.planner, self.tier.host.cache.page_size
-        plan = planner.receive(handle.tokens, at, names[at // page - 1], handle.key, handle.spans, handle.tenant)
-        if plan is None:
-            if planner.usable(handle.tokens, handle.key, handle.spans) < at:
-                self.tier.miss(handle, "no room")
-            return None
-        size = self.tier.objects.bytes_of(FULL) * len(plan.full) + self.tier.objects.bytes_of(SWA) * len(plan.swa)
-        records: list[list[int]] | None = None
-        missing: dict[tuple[int, int], str] = {}
-        try:
-            try:
-                job = self._copy_down(plan)
-            except (CopyBusy, CopierClosed):
-                self.tier.miss(handle, "busy")
+        with ExitStack() as ends:
+            ends.callback(self.tier.give_back, room)
+            planner = self.tier.host.planner
+            plan = planner.receive(handle.tokens, at, names[at // page - 1], handle.key, handle.spans, handle.tenant)
+            if plan is None:
+                if planner.usable(handle.tokens, handle.key, handle.spans) < at:
+                    self.tier.miss(handle, "no room")
                 return None
-            begin = time.monotonic()
+            size = objects.bytes_of(FULL) * len(plan.full) + objects.bytes_of(SWA) * len(plan.swa)
+            records: list[list[int]] | None = None
+            missing: dict[tuple[int, int], str] = {}
             try:
-                missing = self.get(handle, plan, names, got, until)
+                try:
+                    job = self._copy_down(plan)
+                except (CopyBusy, CopierClosed):
+                    self.tier.miss(handle, "busy")
+                    return None
+                begin = time.monotonic()
+                try:
+                    missing = self.get(handle, plan, names, got, until)
+                finally:
+                    copied = job is None or _ended(job, cancel=bool(missing))
+                if not copied and not missing:
+                    self.tier.miss(handle, "busy")
+                    return None
+                if not missing:
+                    self.tier.arrived(size, time.monotonic() - begin)
+                    records = [got.records[logical] for logical, _ in plan.swa]
+                    handle.brought(got.pages(plan))
+                    return True
+                for (logical, part), cause in missing.items():
+                    self.tier.miss(handle, cause)
+                    if logical >= first:
+                        masks[logical - first] &= ~(1 << part)
+                if self.tier.stops(handle) or min(missing)[0] < first:
+                    return None
+                self._set_aside(handle, plan, masks, first, missing, got)
+                return False
             finally:
-                copied = job is None or _ended(job, cancel=bool(missing))
-            if not copied and not missing:
-                self.tier.miss(handle, "busy")
-                return None
-            if not missing:
-                self.tier.arrived(size, time.monotonic() - begin)
-                records = [got.records[logical] for logical, _ in plan.swa]
-                handle.brought(got.pages(plan))
-                return True
-            for (logical, part), cause in missing.items():
-                self.tier.miss(handle, cause)
-                if logical >= first:
-                    masks[logical - first] &= ~(1 << part)
-            if self.tier.stops(handle) or min(missing)[0] < first:
-                return None
-            self._set_aside(handle, plan, masks, first, missing, got)
-            return False
-        finally:
-            planner.received(plan.id, records)
+                planner.received(plan.id, records)
 
     def _copy_down(self, plan: TierReceive) -> CopyJob | None:
         """What the cache above has and the host tier lacks."""
